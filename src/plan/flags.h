@@ -1,0 +1,32 @@
+// The flags ranks and tasks meet at. docs/protocol.md has a row for each: writer, reader, order, when it changes.
+// Flags between ranks carry the epoch (number of the call on this workspace, from 1), so nothing is cleared between calls.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/problem.h"
+
+namespace monomoe {
+
+// Why a rank refused a call before any work: sent to the others, who then return at once instead of waiting.
+enum class RejectReason : uint32_t { kNone = 0, kTooManyTokens = 1, kBadExpertId = 2, kBadArgument = 3 };
+
+// In symmetric memory, written by peers. Each 64-bit word has one writer.
+struct SymmetricFlags {
+  uint64_t entered[kMaxRanks];        // [src] epoch src has begun; written after the two words below
+  uint64_t reject[kMaxRanks];         // [src] RejectReason << 32 | value, for the epoch in `entered`; 0 = goes on
+  uint64_t num_tokens[kMaxRanks];     // [src]
+  uint64_t arrived[kMaxRanks];        // [src] epoch whose rows, ids and weights of src are all here
+  uint64_t drained[kMaxRanks];        // [dst] epoch whose rows from this rank dst has finished reading
+  uint64_t abort_record[4];           // first word != 0: a rank gave up; see ErrorRecord
+};
+
+// In the rank's own workspace.
+struct LocalFlags {
+  uint64_t next_task;          // the claim counter of this call
+  uint64_t dispatch_done;      // dispatch tasks finished
+  uint64_t routes_ready;       // epoch whose route lists are built
+  uint64_t gemm1_done;         // GEMM1 tasks finished; all of them: the peers' rows are drained
+};
+
+}  // namespace monomoe

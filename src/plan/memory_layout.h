@@ -1,0 +1,98 @@
+// Every region of a rank's memory, declared once: offsets and totals come from the same walk, so they cannot disagree.
+//
+// Symmetric memory is written by peers (same offsets on every rank); workspace is the rank's own.
+// A token's row is sent once to each rank that serves it (not once per route) and stays in place: row = (source rank, token).
+// A rank's own rows stay in its workspace, so symmetric memory holds (ranks - 1) * capacity of them.
+#pragma once
+
+#include <cstdint>
+
+#include "base/host_device.h"
+#include "plan/flags.h"
+#include "plan/problem.h"
+#include "plan/tiles.h"
+
+namespace monomoe {
+
+// Hands out aligned regions one after the other.
+struct RegionCursor {
+  int64_t bytes = 0;
+  MONOMOE_HD constexpr int64_t take(int64_t region_bytes) {
+    const int64_t begin = bytes;
+    bytes = round_up(bytes + region_bytes, kRegionAlign);
+    return begin;
+  }
+};
+
+struct SymmetricLayout {
+  int64_t flags;        // SymmetricFlags
+  int64_t arrivals;     // u32 [capacity]: pieces of contributions that have arrived for each of this rank's tokens
+  int64_t route_ids;    // i32 [ranks][capacity][topk]: every source's expert ids
+  int64_t route_weights;// f32 [ranks][capacity][topk]
+  int64_t row_scales;   // f32 [ranks - 1][capacity][hidden / 128]
+  int64_t row_codes;    // e4m3 [ranks - 1][capacity][hidden], K permuted inside each 128
+  int64_t contributions;// bf16 [capacity][topk][hidden]: what the experts send back for this rank's tokens
+  int64_t bytes;
+};
+
+MONOMOE_HD constexpr SymmetricLayout symmetric_layout(const Problem& p) {
+  SymmetricLayout layout{};
+  RegionCursor cursor;
+  const int64_t peer_rows = (p.ranks - 1) * p.capacity;
+  layout.flags = cursor.take(sizeof(SymmetricFlags));
+  layout.arrivals = cursor.take(p.capacity * 4);
+  layout.route_ids = cursor.take(p.ranks * p.capacity * p.topk * 4);
+  layout.route_weights = cursor.take(p.ranks * p.capacity * p.topk * 4);
+  layout.row_scales = cursor.take(peer_rows * p.hidden_blocks() * 4);
+  layout.row_codes = cursor.take(peer_rows * p.hidden);
+  layout.contributions = cursor.take(p.capacity * p.topk * p.hidden * 2);
+  layout.bytes = cursor.bytes;
+  return layout;
+}
+
+// Index of source rank src's block of rows in the memory of rank self (self's own rows are in its workspace).
+MONOMOE_HD constexpr int64_t peer_block(int64_t src, int64_t self) { return src < self ? src : src - 1; }
+
+// One route of an expert's list, in the canonical order (source rank, token, slot of the token).
+struct Route {
+  int32_t src;     // source rank
+  int32_t token;   // row on the source rank
+  int32_t topk_slot;
+  float weight;    // as given
+};
+
+struct WorkspaceLayout {
+  int64_t flags;        // LocalFlags
+  int64_t own_scales;   // f32 [capacity][hidden / 128]
+  int64_t own_codes;    // e4m3 [capacity][hidden]
+  int64_t expert_begin; // i64 [slots + 1] into routes
+  int64_t block_begin;  // i64 [slots + 1] into the token blocks of all experts
+  int64_t block_done;   // u32 [max_token_blocks]: GEMM1 tiles finished
+  int64_t routes;       // Route [max_routes]
+  int64_t mid_scales;   // f32 [max_routes][intermediate_blocks], route weight already multiplied in
+  int64_t mid_codes;    // e4m3 [max_routes][padded_intermediate]
+  int64_t bytes;
+};
+
+// slots: the largest number of experts a rank holds; token_block: tokens of one GEMM task.
+MONOMOE_HD constexpr int64_t max_token_blocks(const Problem& p, int64_t slots, int64_t token_block) {
+  return p.max_routes() / token_block + slots;
+}
+
+MONOMOE_HD constexpr WorkspaceLayout workspace_layout(const Problem& p, int64_t slots, int64_t token_block) {
+  WorkspaceLayout layout{};
+  RegionCursor cursor;
+  layout.flags = cursor.take(sizeof(LocalFlags));
+  layout.own_scales = cursor.take(p.capacity * p.hidden_blocks() * 4);
+  layout.own_codes = cursor.take(p.capacity * p.hidden);
+  layout.expert_begin = cursor.take((slots + 1) * 8);
+  layout.block_begin = cursor.take((slots + 1) * 8);
+  layout.block_done = cursor.take(max_token_blocks(p, slots, token_block) * 4);
+  layout.routes = cursor.take(p.max_routes() * static_cast<int64_t>(sizeof(Route)));
+  layout.mid_scales = cursor.take(p.max_routes() * p.intermediate_blocks() * 4);
+  layout.mid_codes = cursor.take(p.max_routes() * p.padded_intermediate());
+  layout.bytes = cursor.bytes;
+  return layout;
+}
+
+}  // namespace monomoe

@@ -1,0 +1,27 @@
+// A place in a ring of stages with its phase bit, as mbarriers want it. The producer starts in the opposite phase, because
+// every stage is empty at the beginning: waiting for "the previous phase" then succeeds at once.
+#pragma once
+
+#include <cstdint>
+
+#include "base/host_device.h"
+
+namespace monomoe {
+
+template <uint32_t kStages>
+struct RingCursor {
+  static_assert(kStages >= 1, "a ring needs at least one stage");
+  uint32_t slot = 0;
+  uint32_t phase = 0;
+
+  MONOMOE_HD static constexpr RingCursor producer() { return {0, 1}; }
+  MONOMOE_HD static constexpr RingCursor consumer() { return {0, 0}; }
+  MONOMOE_HD constexpr void advance() {
+    if (++slot == kStages) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+}  // namespace monomoe
