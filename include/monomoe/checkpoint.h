@@ -1,0 +1,101 @@
+// Checkpoints and tensor files: what the command line and other engines need around the layer. Conventions as in monomoe.h.
+#ifndef MONOMOE_CHECKPOINT_H
+#define MONOMOE_CHECKPOINT_H
+
+#include "monomoe/monomoe.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- Tensor files (safetensors) ------------------------------------------------------------------------------------------------
+
+typedef struct monomoe_tensor {
+  const char* name;
+  const char* dtype;     // as in the file: "BF16", "F32", "I32", "I64", "F8_E4M3", ...
+  int32_t num_dims;
+  int64_t dims[8];
+  const void* data;      // into the mapped file: may be unaligned
+  uint64_t bytes;
+} monomoe_tensor;
+
+typedef struct monomoe_tensor_file monomoe_tensor_file;
+MONOMOE_API monomoe_status monomoe_tensor_file_open(const char* path, monomoe_tensor_file** file);
+MONOMOE_API void monomoe_tensor_file_close(monomoe_tensor_file* file);
+MONOMOE_API int64_t monomoe_tensor_file_count(const monomoe_tensor_file* file);
+// Pointers in *tensor live as long as the file.
+MONOMOE_API monomoe_status monomoe_tensor_file_at(const monomoe_tensor_file* file, int64_t index, monomoe_tensor* tensor);
+// MONOMOE_BAD_INPUT naming file and tensor if absent.
+MONOMOE_API monomoe_status monomoe_tensor_file_find(const monomoe_tensor_file* file, const char* name, monomoe_tensor* tensor);
+// Writes a file that appears whole or not at all; an older file of that name stays until then.
+MONOMOE_API monomoe_status monomoe_tensor_file_write(const char* path, const monomoe_tensor* tensors, int64_t count);
+
+// ---- Checkpoints ----------------------------------------------------------------------------------------------------------------
+
+typedef struct monomoe_checkpoint monomoe_checkpoint;
+MONOMOE_API monomoe_status monomoe_checkpoint_open(const char* directory, monomoe_checkpoint** checkpoint);
+MONOMOE_API void monomoe_checkpoint_close(monomoe_checkpoint* checkpoint);
+
+// What one layer is. Fields config.json does not give are -1 (or NAN for floats).
+typedef struct monomoe_layer_info {
+  uint32_t struct_size;
+  monomoe_format format;
+  int64_t hidden, intermediate;
+  int32_t num_experts;
+  int32_t topk;               // of config.json
+  int32_t has_router;         // a gate is there: monomoe_checkpoint_route works
+  int32_t needs_token_ids;    // a hash layer
+  int32_t has_shared_expert;
+  float swiglu_limit;         // of config.json; 0 = none
+  float routed_scaling_factor;
+} monomoe_layer_info;
+MONOMOE_API monomoe_status monomoe_checkpoint_layer_info(const monomoe_checkpoint* checkpoint, int32_t layer, monomoe_layer_info* info);
+
+// Packs a layer's routed experts, or its shared expert(s) as one expert. swiglu_limit: < 0 = config.json's (none if absent).
+// All of the layer's tensors are checked first; every bad one is listed.
+MONOMOE_API monomoe_status monomoe_checkpoint_weights(monomoe_context* context, const monomoe_checkpoint* checkpoint, int32_t layer,
+                                                      const monomoe_placement* placement, float swiglu_limit, monomoe_weights** weights);
+MONOMOE_API monomoe_status monomoe_checkpoint_shared_weights(monomoe_context* context, const monomoe_checkpoint* checkpoint,
+                                                             int32_t layer, float swiglu_limit, monomoe_weights** weights);
+// The checkpoint's router: x bf16 [num_tokens, hidden]; token_ids I64 [num_tokens] for hash layers, else NULL.
+// Out: topk_ids I64 [num_tokens, topk], topk_weights F32 [num_tokens, topk], scaling factor included.
+MONOMOE_API monomoe_status monomoe_checkpoint_route(const monomoe_checkpoint* checkpoint, int32_t layer, const void* x, int64_t num_tokens,
+                                                    const int64_t* token_ids, int64_t* topk_ids, float* topk_weights);
+
+// Reports (JSON; free with monomoe_free_text). layer -1 = all.
+// inspect: {"directory", "layers":[{"layer","format","hidden","intermediate","experts","topk","router":{...},"shared_expert":{...},
+//           "matrices":[{"tensor","conversion":"exact|rounded","worst_relative_error","rms_relative_error","groups_outside_window",...}],...}]}
+MONOMOE_API monomoe_status monomoe_checkpoint_inspect(const char* directory, int32_t layer, char** json);
+// verify: {"ok":bool,"problems":[{"file","tensor","what"}...],"notes":[...]}: every problem is listed; problems are a report, not an error.
+MONOMOE_API monomoe_status monomoe_checkpoint_verify(const char* directory, int32_t layer, char** json);
+
+// The layer against the float64 reference of the rounded weights (with the derived bound) and against exact dequantisation (information).
+// tokens as for monomoe_forward (y may be NULL: verify uses its own memory); placement may be NULL.
+// {"ok","stages":[{"stage","elements","outside_bound","worst":{...}}],"first_diverging_stage","cosine","calc_diff","worst":{...},
+//  "exact_dequantisation":{"cosine","calc_diff","worst"}, "times":{...}}
+MONOMOE_API monomoe_status monomoe_checkpoint_verify_run(monomoe_context* context, const monomoe_checkpoint* checkpoint, int32_t layer,
+                                                         const monomoe_placement* placement, float swiglu_limit, int32_t topk,
+                                                         const monomoe_tokens* tokens, char** json);
+// One case line, e.g. "ranks=4 experts=16 topk=4 tokens=37 hidden=512 inter=256 w=nvfp4 seed=3": random weights and tokens, the same checks.
+// Keys: docs/cases.md. The same report as verify_run, with "case".
+MONOMOE_API monomoe_status monomoe_verify_case(const monomoe_context_options* options, const char* line, char** json);
+
+// ---- Synthetic checkpoints ------------------------------------------------------------------------------------------------------
+
+typedef struct monomoe_synth_options {
+  uint32_t struct_size;
+  const char* geometry;   // "deepseek-v4-flash", ...: monomoe_synth_geometries lists them
+  monomoe_format format;
+  int32_t num_layers;     // 0 = 1
+  int32_t num_experts;    // 0 = the geometry's
+  int64_t num_tokens;     // rows of the input file OUT/input.safetensors; 0 = 64
+  uint64_t seed;
+} monomoe_synth_options;
+// Writes directory (must not exist, or be empty): config.json, index, shards, input.safetensors. Complete or not at all.
+MONOMOE_API monomoe_status monomoe_synth(const char* directory, const monomoe_synth_options* options);
+MONOMOE_API const char* const* monomoe_synth_geometries(void);  // NULL-terminated
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,192 @@
+// monomoe: one expert-parallel Mixture-of-Experts layer (quantise, dispatch, GEMM1, clamped SwiGLU, requantise, GEMM2, combine).
+//
+// C ABI. Conventions:
+//  - A function that can fail returns monomoe_status; monomoe_last_error() then holds a sentence for the calling thread. Nothing is
+//    printed, nothing aborts, no exception leaves the library. On failure output parameters are unchanged.
+//  - Handles are opaque. Who creates, destroys; a handle must outlive what was made from it (context > weights, workspace).
+//  - Structs given by pointer begin with struct_size = sizeof(struct): later versions may append fields. Zero-initialise them.
+//  - Tensors are row-major and contiguous; [A, B] is a shape; bf16 is the upper half of an fp32.
+//  - The arithmetic is a contract (docs/numerics.md): the same inputs give the same bits on every backend, for any number of
+//    ranks, any placement, capacity, batch position, thread count and vector width.
+#ifndef MONOMOE_MONOMOE_H
+#define MONOMOE_MONOMOE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define MONOMOE_API
+#else
+#define MONOMOE_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MONOMOE_ABI_VERSION 1
+
+typedef enum monomoe_status {
+  MONOMOE_OK = 0,
+  MONOMOE_CHECK_FAILED = 1,  // a comparison did not hold
+  MONOMOE_USAGE = 2,         // an argument is wrong
+  MONOMOE_BAD_INPUT = 3,     // a file or tensor is wrong
+  MONOMOE_UNAVAILABLE = 4,   // not possible on this machine
+  MONOMOE_INTERNAL = 5,      // a fault of the library
+  MONOMOE_TIMEOUT = 6,       // a rank did not arrive in time; the workspace is poisoned: destroy and create it anew
+  MONOMOE_REJECTED = 7,      // another rank refused this call's arguments; nothing was computed, the next call may succeed
+  MONOMOE_POISONED = 8       // an earlier call failed in the middle: destroy the workspace and create it anew
+} monomoe_status;
+
+// The sentence of the calling thread's last failure; "" if none. Valid until the thread's next call into the library.
+MONOMOE_API const char* monomoe_last_error(void);
+// One word for a status, e.g. "bad input". Static.
+MONOMOE_API const char* monomoe_status_name(monomoe_status status);
+// Version of the library, "0.1.0", and of the ABI it was built with (compare with MONOMOE_ABI_VERSION). Static.
+MONOMOE_API const char* monomoe_version(void);
+MONOMOE_API uint32_t monomoe_abi_version(void);
+
+// ---- Context: a backend and the ranks of this process ------------------------------------------------------------------------
+
+typedef enum monomoe_backend { MONOMOE_BACKEND_AUTO = 0, MONOMOE_BACKEND_CPU = 1, MONOMOE_BACKEND_CUDA = 2 } monomoe_backend;
+
+typedef struct monomoe_context_options {
+  uint32_t struct_size;
+  monomoe_backend backend;  // AUTO takes the best this machine runs; monomoe_context_backend says which and why
+  int32_t num_ranks;        // 1..64, all in this process; 0 = 1
+  int32_t num_threads;      // CPU threads over all ranks; 0 = one per core. At least one per rank is used
+  int32_t vector_bits;      // CPU vectors: 0 = widest the machine has, or 128, 256, 512. The bits of the result do not change
+  uint32_t timeout_ms;      // longest wait for another rank; 0 = 30000
+} monomoe_context_options;
+
+typedef struct monomoe_context monomoe_context;
+MONOMOE_API monomoe_status monomoe_context_create(const monomoe_context_options* options, monomoe_context** context);
+MONOMOE_API void monomoe_context_destroy(monomoe_context* context);  // NULL is allowed, as for every destroy
+// The backend taken; *why (optional) is a sentence owned by the context.
+MONOMOE_API monomoe_backend monomoe_context_backend(const monomoe_context* context, const char** why);
+
+// ---- Weights: the experts of one layer, packed ---------------------------------------------------------------------------------
+
+typedef enum monomoe_format { MONOMOE_FP8 = 0, MONOMOE_NVFP4 = 1, MONOMOE_MXFP4 = 2, MONOMOE_BF16 = 3 } monomoe_format;
+typedef enum monomoe_scale_type {
+  MONOMOE_SCALE_NONE = 0, MONOMOE_SCALE_F32 = 1, MONOMOE_SCALE_BF16 = 2, MONOMOE_SCALE_E8M0 = 3, MONOMOE_SCALE_E4M3 = 4
+} monomoe_scale_type;
+
+// A matrix [rows, cols] as checkpoints hold it (rows: output channels). Pointers are host memory, any alignment, read during the call only.
+//   FP8    codes e4m3 [rows, cols]; scales [ceil(rows/128), ceil(cols/128)] F32, BF16 or E8M0: any finite value >= 0
+//   NVFP4  codes [rows, cols/2], low nibble = even column; scales E4M3 [rows, cols/16]; global_scale = weight_scale_2
+//   MXFP4  codes [rows, cols/2], low nibble = even column; scales E8M0 [rows, cols/32]
+typedef struct monomoe_matrix {
+  monomoe_format format;
+  monomoe_scale_type scale_type;
+  int64_t rows, cols;
+  const void* codes;
+  const void* scales;
+  float global_scale;  // NVFP4 only
+} monomoe_matrix;
+
+typedef struct monomoe_expert {
+  monomoe_matrix gate, up;  // [intermediate, hidden]
+  monomoe_matrix down;      // [hidden, intermediate]
+} monomoe_expert;
+
+// Where experts live. count entries: expert[i] is held by rank[i] in slot[i] (slots of a rank: 0..n-1, each once). Every expert needs at
+// least one entry; more are redundant copies. A rank may hold none.
+typedef struct monomoe_placement {
+  int64_t count;
+  const int32_t* expert;
+  const int32_t* rank;
+  const int32_t* slot;
+} monomoe_placement;
+
+typedef struct monomoe_layer {
+  uint32_t struct_size;
+  int32_t num_experts;                // 1..1024
+  int64_t hidden;                     // multiple of 128
+  int64_t intermediate;               // multiple of 32
+  const monomoe_expert* experts;      // [num_experts], all in one format
+  const monomoe_placement* placement; // NULL: expert e on ranks in order, as even as possible
+  float swiglu_limit;                 // clamp of gate (above) and up (both sides); 0 or +inf = none; negative or NaN is refused
+} monomoe_layer;
+
+typedef struct monomoe_weights monomoe_weights;
+// Checks every code and scale (NaN codes, negative or non-finite scales are refused, naming expert, matrix and position) and packs. Thread-safe.
+MONOMOE_API monomoe_status monomoe_weights_create(monomoe_context* context, const monomoe_layer* layer, monomoe_weights** weights);
+MONOMOE_API void monomoe_weights_destroy(monomoe_weights* weights);
+// Replaces one expert in all its copies. Not while a forward uses the weights. On failure the old expert stays.
+MONOMOE_API monomoe_status monomoe_weights_replace_expert(monomoe_weights* weights, int32_t expert, const monomoe_expert* source);
+
+// ---- Workspace: symmetric memory, local memory and flags of all ranks -------------------------------------------------------------
+
+typedef struct monomoe_workspace_options {
+  uint32_t struct_size;
+  int32_t topk;              // slots per token, 1..32
+  int64_t hidden;            // of the layers that will use it
+  int64_t max_intermediate;  // largest of those layers
+  int32_t max_experts;       // largest number of experts one rank holds in those layers, see monomoe_weights_max_local_experts
+  int64_t capacity;          // most tokens one rank may bring in one call; 0 is legal
+} monomoe_workspace_options;
+
+typedef struct monomoe_workspace monomoe_workspace;
+// One set of weights may be used with several workspaces and one workspace with several layers, one call at a time per workspace.
+MONOMOE_API monomoe_status monomoe_workspace_create(monomoe_context* context, const monomoe_workspace_options* options,
+                                                    monomoe_workspace** workspace);
+MONOMOE_API void monomoe_workspace_destroy(monomoe_workspace* workspace);
+MONOMOE_API int32_t monomoe_weights_max_local_experts(const monomoe_weights* weights);
+// Fills all regions that are not flags with a byte: results must not depend on it. For tests.
+MONOMOE_API monomoe_status monomoe_workspace_poison(monomoe_workspace* workspace, uint8_t byte);
+
+// ---- Forward -----------------------------------------------------------------------------------------------------------------------
+
+typedef enum monomoe_dtype {
+  MONOMOE_DTYPE_BF16 = 0, MONOMOE_DTYPE_F32 = 1, MONOMOE_DTYPE_I32 = 2, MONOMOE_DTYPE_I64 = 3, MONOMOE_DTYPE_E4M3 = 4
+} monomoe_dtype;
+
+// One rank's tokens. Pointers may be NULL where num_tokens is 0. They must be aligned to their element.
+typedef struct monomoe_tokens {
+  uint32_t struct_size;
+  monomoe_dtype x_dtype;      // BF16, or E4M3 for rows that are already quantised (then x_scales is needed)
+  int64_t num_tokens;         // 0..capacity; ranks need not agree
+  const void* x;              // [num_tokens, hidden]
+  const float* x_scales;      // [num_tokens, hidden/128], E4M3 only
+  monomoe_dtype ids_dtype;    // I32 or I64
+  const void* topk_ids;       // [num_tokens, topk]; negative: the slot is dropped, its weight is not read; >= num_experts is refused
+  const float* topk_weights;  // [num_tokens, topk], used as they are: no renormalisation, no scaling factor
+  void* y;                    // out, bf16 [num_tokens, hidden]; written only on success
+} monomoe_tokens;
+
+// Thread time by stage, summed over workers, in seconds, and the wall time of the call.
+typedef struct monomoe_times {
+  uint32_t struct_size;
+  double wall, dispatch, routes, gemm1, gemm2, combine, wait;
+} monomoe_times;
+
+// One call for all ranks of the context: tokens[num_ranks]. times may be NULL. Blocking on the CPU backend.
+MONOMOE_API monomoe_status monomoe_forward(const monomoe_weights* weights, monomoe_workspace* workspace, const monomoe_tokens* tokens,
+                                           monomoe_times* times);
+// The same for one rank: collective, every rank of the context calls it from its own thread. stream: a cudaStream_t for the CUDA backend
+// (work is enqueued there), NULL for the CPU backend (the call blocks). A rank whose arguments are refused returns MONOMOE_USAGE, the others
+// MONOMOE_REJECTED; a rank that never comes makes the others return MONOMOE_TIMEOUT after timeout_ms, naming it.
+MONOMOE_API monomoe_status monomoe_forward_rank(const monomoe_weights* weights, monomoe_workspace* workspace, int32_t rank,
+                                                const monomoe_tokens* tokens, void* stream, monomoe_times* times);
+
+// ---- Plan -------------------------------------------------------------------------------------------------------------------------------
+
+typedef struct monomoe_problem {
+  uint32_t struct_size;
+  monomoe_format format;
+  int64_t hidden, intermediate, experts, topk, ranks, capacity;
+} monomoe_problem;
+
+// Reports are JSON text owned by the caller: free with monomoe_free_text.
+// {"legal": bool, "rule": sentence if not, "bytes_per_rank": {"symmetric","workspace","weights","total"}, "regions": {...}, "tiles": {...}}
+// An illegal problem is a report, not an error.
+MONOMOE_API monomoe_status monomoe_plan(const monomoe_problem* problem, char** json);
+// What this machine can run and why not the rest: {"backends": {"cpu": {...}, "cuda": {...}}, ...}
+MONOMOE_API monomoe_status monomoe_doctor(char** json);
+MONOMOE_API void monomoe_free_text(char* text);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
