@@ -1,0 +1,78 @@
+// A checkpoint directory as MoE layers: names, formats and shapes resolved, values checked, pointers into the mapped files.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.hpp"
+#include "plan/source_matrix.h"
+#include "weights/config.hpp"
+#include "weights/names.hpp"
+#include "weights/router.hpp"
+#include "weights/tensor_set.hpp"
+
+namespace monomoe {
+
+// The tensors behind a SourceMatrix, for messages.
+struct MatrixSource {
+  LocatedTensor weight, scale, global_scale;
+};
+struct ExpertSource {
+  MatrixSource gate, up, down;
+};
+
+struct LayerWeights {
+  LayerId layer;
+  int64_t hidden = 0, intermediate = 0;
+  WeightFormat format = WeightFormat::kBf16;  // of all routed experts
+  std::vector<SourceExpert> experts;
+  std::vector<ExpertSource> expert_sources;  // same order
+  std::optional<SourceExpert> shared;        // its intermediate size may differ: shared->gate.rows
+  ExpertSource shared_source;
+  WeightFormat shared_format = WeightFormat::kBf16;
+  std::optional<RouterTensors> router;  // absent in a checkpoint of experts alone
+  std::vector<std::string> notes;       // legal but worth a line (config.json states another global format, unknown tensors, ...)
+  std::shared_ptr<const TensorSet> files;  // keeps the maps alive
+};
+
+struct LayerSummary {
+  LayerId layer;
+  int64_t experts = 0;  // highest expert number + 1
+  bool shared = false, router = false, hash = false;
+};
+
+struct LoadOptions {
+  bool scan_values = true;  // refuse NaN codes, NaN, infinite or negative scales (scan.hpp)
+  int threads = 1;
+};
+
+class Checkpoint {
+ public:
+  static Result<Checkpoint> open(const std::string& directory);
+
+  const ModelConfig& config() const { return config_; }
+  const TensorSet& tensors() const { return *tensors_; }
+  std::vector<LayerSummary> layers() const;  // MoE layers in order, then the mtp blocks
+  // Tensors that no layer uses: under an expert's prefix with an unknown name, duplicates beside an index, ...
+  std::vector<UnusedTensor> unused() const;
+
+  Result<LayerWeights> load_layer(int layer, const LoadOptions& options = {}) const { return load_layer(LayerId{false, layer}, options); }
+  Result<LayerWeights> load_layer(LayerId layer, const LoadOptions& options = {}) const;
+  // The settings with which this layer's router decides; an error names what config.json does not say.
+  Result<RouterConfig> router_config(const LayerWeights& layer) const;
+
+ private:
+  struct LayerTensors;
+  Checkpoint() = default;
+  Result<void> sort_names();
+
+  std::shared_ptr<const TensorSet> tensors_;
+  ModelConfig config_;
+  std::map<LayerId, std::shared_ptr<LayerTensors>> layers_;
+};
+
+}  // namespace monomoe

@@ -1,0 +1,49 @@
+// Tensor names of DeepSeek (layers.L.ffn.experts.E.w1.weight) and Hugging Face (model.layers.L.mlp.experts.E.gate_proj.weight)
+// checkpoints, taken apart.
+#pragma once
+
+#include <cstdint>
+#include <compare>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace monomoe {
+
+// A decoder layer or a multi-token-prediction block.
+struct LayerId {
+  bool mtp = false;
+  int index = 0;
+  auto operator<=>(const LayerId&) const = default;
+  std::string label() const;  // "3" or "mtp.0"
+};
+std::optional<LayerId> layer_from_label(std::string_view label);
+
+enum class MatrixRole : uint8_t { kGate, kUp, kDown };
+constexpr int kMatrixRoles = 3;
+
+enum class TensorPart : uint8_t {
+  kWeight, kScale, kWeightScale, kWeightScaleInv, kWeightScale2, kInputScale, kWeightPacked, kWeightGlobalScale,
+};
+constexpr int kTensorParts = 8;
+std::string_view part_name(TensorPart part);
+
+struct MoeTensorName {
+  enum class Kind : uint8_t {
+    kExpert, kSharedExpert, kRouterWeight, kRouterBias, kHashTable,
+    kFused,          // one tensor for all experts, or gate and up in one: refused, the order inside is not stated
+    kUnknownExpert,  // under experts.E. but not a name we know
+    kUnknownShared,
+  };
+  Kind kind = Kind::kExpert;
+  LayerId layer;
+  std::string_view layer_prefix;  // "model.layers.3.mlp."; a view into the name
+  int expert = 0;
+  MatrixRole role = MatrixRole::kGate;
+  TensorPart part = TensorPart::kWeight;
+};
+
+// Empty for tensors that are no part of a MoE layer (attention, dense layers, norms).
+std::optional<MoeTensorName> parse_moe_name(std::string_view name);
+
+}  // namespace monomoe

@@ -1,0 +1,53 @@
+// Writes a safetensors file that appears whole or not at all: data goes to OUT.partial, which replaces OUT only when all of it is on
+// disk. On an error, or when the writer is dropped unfinished, the partial file is removed and an older OUT stays as it was.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.hpp"
+#include "weights/dtype.hpp"
+
+namespace monomoe {
+
+struct TensorSpec {
+  std::string name;
+  DType dtype = DType::U8;
+  std::vector<int64_t> shape;
+};
+
+class SafetensorsWriter {
+ public:
+  static Result<SafetensorsWriter> create(const std::string& path, std::vector<TensorSpec> tensors,
+                                          const std::map<std::string, std::string>& metadata = {});
+  SafetensorsWriter(SafetensorsWriter&& other) noexcept;
+  SafetensorsWriter& operator=(SafetensorsWriter&&) = delete;
+  ~SafetensorsWriter();
+
+  // The next bytes of the tensors' data, in the declared order; a piece may end anywhere.
+  Result<void> append(std::span<const uint8_t> data);
+  // Refused unless exactly the declared bytes were appended.
+  Result<void> finish();
+
+ private:
+  SafetensorsWriter() = default;
+  Result<void> write_all(const uint8_t* data, size_t count);
+  void discard();
+
+  std::string path_, partial_;
+  int fd_ = -1;
+  uint64_t declared_ = 0, written_ = 0;
+};
+
+// One call for small files: all tensors with their data.
+struct NamedTensor {
+  TensorSpec spec;
+  std::span<const uint8_t> data;
+};
+Result<void> write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
+                               const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace monomoe
