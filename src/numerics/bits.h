@@ -20,6 +20,12 @@ MONOMOE_HD constexpr bool is_nan(float value) { return magnitude_bits(value) > k
 MONOMOE_HD constexpr float fp32_nan() { return bits_float(kFp32NaNBits); }
 MONOMOE_HD constexpr float fp32_infinity() { return bits_float(kFp32InfinityBits); }
 
+// A choice without control flow: a compiler may turn ?: back into a branch around floating-point work, which stops vectorisation.
+MONOMOE_HD constexpr std::uint32_t select_bits(bool condition, std::uint32_t yes, std::uint32_t no) {
+  const std::uint32_t mask = 0u - static_cast<std::uint32_t>(condition);
+  return (yes & mask) | (no & ~mask);
+}
+
 // 2^exponent, exact over the whole fp32 range including subnormals; above it +inf, below it +0.
 MONOMOE_HD constexpr float power_of_two(int exponent) {
   if (exponent > 127) return fp32_infinity();

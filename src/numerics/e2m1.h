@@ -27,11 +27,12 @@ MONOMOE_HD constexpr std::uint8_t e2m1_encode(float value) {
   const std::uint32_t sign = (float_bits(value) >> 28) & 8u;
   const std::uint32_t rounded = ((magnitude + 0x1FFFFFu + ((magnitude >> 22) & 1u)) >> 22) - (126u << 1);
   // Below 1 the sum's last bit weighs 0.5, so the addition itself rounds.
-  const std::uint32_t small_bits = magnitude < 0x3F800000u ? magnitude : 0u;
+  const bool is_small = magnitude < 0x3F800000u;
+  const std::uint32_t small_bits = select_bits(is_small, magnitude, 0u);
   const std::uint32_t small = float_bits(add_rn(bits_float(small_bits), 4194304.0f)) - 0x4A800000u;
   const std::uint32_t saturated = rounded > 7u ? 7u : rounded;
-  const std::uint32_t finite = sign | (magnitude < 0x3F800000u ? small : saturated);
-  return static_cast<std::uint8_t>(magnitude > kFp32InfinityBits ? 7u : finite);
+  const std::uint32_t finite = sign | select_bits(is_small, small, saturated);
+  return static_cast<std::uint8_t>(select_bits(magnitude > kFp32InfinityBits, 7u, finite));
 }
 
 }  // namespace monomoe

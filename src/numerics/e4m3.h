@@ -20,9 +20,9 @@ MONOMOE_HD constexpr float e4m3_decode(std::uint8_t code) {
   const std::uint32_t magnitude = code & 0x7Fu;
   const std::uint32_t sign = (code & 0x80u) << 24;
   const std::uint32_t normal = (magnitude << 20) + (120u << 23);
-  const std::uint32_t subnormal = float_bits(mul_rn(static_cast<float>(magnitude), 0x1p-9f));
-  const std::uint32_t finite = sign | (magnitude < 8 ? subnormal : normal);
-  return bits_float(magnitude == kE4m3NaN ? kFp32NaNBits : finite);
+  const std::uint32_t subnormal = float_bits(mul_rn(static_cast<float>(static_cast<std::int32_t>(magnitude)), 0x1p-9f));
+  const std::uint32_t finite = sign | select_bits(magnitude < 8, subnormal, normal);
+  return bits_float(select_bits(magnitude == kE4m3NaN, kFp32NaNBits, finite));
 }
 
 // Round to nearest, ties to even; beyond 448 (infinity included) saturates; the sign of zero is kept; any NaN gives 0x7F.
@@ -32,11 +32,12 @@ MONOMOE_HD constexpr std::uint8_t e4m3_encode(float value) {
   // Normal codes: add half a unit of the last kept bit (one less for an even one), then rebase the exponent from 127 to 7.
   const std::uint32_t rounded = ((magnitude + 0x7FFFFu + ((magnitude >> 20) & 1u)) >> 20) - (120u << 3);
   // Subnormal codes: the sum's last bit weighs 2^-9, so the addition itself rounds to a multiple of it.
-  const std::uint32_t small_bits = magnitude < 0x3C800000u ? magnitude : 0u;
+  const bool is_small = magnitude < 0x3C800000u;
+  const std::uint32_t small_bits = select_bits(is_small, magnitude, 0u);
   const std::uint32_t small = float_bits(add_rn(bits_float(small_bits), 16384.0f)) - 0x46800000u;
   const std::uint32_t saturated = rounded > kE4m3MaxCode ? std::uint32_t{kE4m3MaxCode} : rounded;
-  const std::uint32_t finite = sign | (magnitude < 0x3C800000u ? small : saturated);
-  return static_cast<std::uint8_t>(magnitude > kFp32InfinityBits ? std::uint32_t{kE4m3NaN} : finite);
+  const std::uint32_t finite = sign | select_bits(is_small, small, saturated);
+  return static_cast<std::uint8_t>(select_bits(magnitude > kFp32InfinityBits, kE4m3NaN, finite));
 }
 
 }  // namespace monomoe

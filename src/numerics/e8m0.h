@@ -15,7 +15,7 @@ MONOMOE_HD constexpr float e8m0_decode(std::uint8_t code) {
   return code == 0 ? bits_float(0x00400000u) : bits_float(static_cast<std::uint32_t>(code) << 23);
 }
 
-// The code of an exact power of two in 2^-127..2^127. Anything else has no code and gives NaN's rather than a near miss.
+// The code of an exact power of two in 2^-127..2^127. Anything else has no code and gives kE8m0NaN rather than a near miss.
 MONOMOE_HD constexpr std::uint8_t e8m0_encode(float value) {
   const std::uint32_t bits = float_bits(value);
   if (bits == 0x00400000u) return 0;
