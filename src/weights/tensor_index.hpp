@@ -14,7 +14,7 @@ struct IndexedTensor {
   std::string tensor, shard;
 };
 
-// In the order of the file. Duplicate names and shard names that are not plain file names are refused.
+// Sorted by tensor. Duplicate names and shard names that are not plain file names are refused.
 Result<std::vector<IndexedTensor>> parse_tensor_index(std::span<const uint8_t> json, std::string_view file);
 
 }  // namespace monomoe

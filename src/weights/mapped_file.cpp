@@ -1,0 +1,70 @@
+// open, fstat, mmap; every failure says which of them, the path and the system's reason.
+#include "weights/mapped_file.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "weights/text.hpp"
+
+namespace monomoe {
+namespace {
+
+Error system_error(std::string_view action, const std::string& path) {
+  return bad_input(fmt::format("cannot {} {}: {}", action, printable(path), std::strerror(errno)));
+}
+
+}  // namespace
+
+Result<MappedFile> MappedFile::open(const std::string& path) {
+  // O_NONBLOCK: opening a pipe must not wait for its writer; it is refused below.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return system_error("open", path);
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) {
+    Error error = system_error("examine", path);
+    ::close(fd);
+    return error;
+  }
+  if (!S_ISREG(info.st_mode)) {
+    ::close(fd);
+    return bad_input(fmt::format("{} is not a regular file (a directory, device or pipe)", printable(path)));
+  }
+  MappedFile file;
+  file.path_ = path;
+  file.size_ = static_cast<size_t>(info.st_size);
+  if (file.size_ > 0) {
+    void* data = ::mmap(nullptr, file.size_, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (data == MAP_FAILED) {
+      Error error = system_error("map", path);
+      ::close(fd);
+      file.size_ = 0;
+      return error;
+    }
+    file.data_ = static_cast<const uint8_t*>(data);
+  }
+  ::close(fd);
+  return file;
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<uint8_t*>(data_), size_);
+}
+
+}  // namespace monomoe

@@ -1,0 +1,151 @@
+// Opens shards, matches them with the index, and lists everything that is missing at once.
+#include "weights/tensor_set.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "weights/tensor_index.hpp"
+#include "weights/text.hpp"
+
+namespace monomoe {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string join(const std::string& directory, std::string_view name) { return (fs::path(directory) / name).string(); }
+
+std::string base_name(const std::string& path) { return fs::path(path).filename().string(); }
+
+// *.safetensors of a directory, sorted; hidden files (".foo.safetensors") are left alone.
+Result<std::vector<std::string>> shard_names(const std::string& directory) {
+  std::error_code error;
+  std::vector<std::string> names;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name[0] != '.' && name.ends_with(".safetensors")) names.push_back(name);
+  }
+  if (error) return bad_input(fmt::format("cannot read the directory {}: {}", printable(directory), error.message()));
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace
+
+Result<TensorSet> TensorSet::open(const std::string& directory) {
+  TensorSet set;
+  set.directory_ = directory;
+  std::error_code error;
+  if (!fs::is_directory(directory, error)) {
+    return bad_input(fmt::format("{} is not a directory; wanted a checkpoint directory with *.safetensors files", printable(directory)));
+  }
+  set.has_index_ = fs::exists(fs::symlink_status(join(directory, kIndexFileName), error));
+  Result<void> loaded = set.has_index_ ? set.load_indexed() : set.load_all();
+  if (!loaded) return loaded.error();
+  set.sort_tensors();
+  return set;
+}
+
+Result<void> TensorSet::load_all() {
+  Result<std::vector<std::string>> names = shard_names(directory_);
+  if (!names) return names.error();
+  if (names.value().empty()) {
+    return bad_input(fmt::format("{}: found no *.safetensors file and no {}; wanted a checkpoint directory", printable(directory_), kIndexFileName));
+  }
+  ProblemList problems;
+  std::unordered_map<std::string_view, const SafetensorsFile*> owners;
+  for (const std::string& name : names.value()) {
+    Result<SafetensorsFile> file = SafetensorsFile::open(join(directory_, name));
+    if (!file) {
+      problems.add(file.error().message);
+      continue;
+    }
+    files_.push_back(std::make_unique<SafetensorsFile>(file.take()));
+    const SafetensorsFile* shard = files_.back().get();
+    for (const TensorEntry& entry : shard->tensors()) {
+      const auto [owner, is_new] = owners.emplace(entry.name, shard);
+      if (is_new) {
+        tensors_.push_back({&entry, shard});
+      } else {
+        problems.add(fmt::format("tensor \"{}\" is in both {} and {}; there is no {} that says which one counts: add the index or remove one file",
+                                 printable(entry.name), printable(base_name(owner->second->path())), printable(name), kIndexFileName));
+      }
+    }
+  }
+  if (!problems.empty()) return bad_input(fmt::format("{}: {}", printable(directory_), problems.text()));
+  return {};
+}
+
+Result<void> TensorSet::load_indexed() {
+  const std::string index_path = join(directory_, kIndexFileName);
+  Result<MappedFile> map = MappedFile::open(index_path);
+  if (!map) return map.error();
+  Result<std::vector<IndexedTensor>> index = parse_tensor_index(map.value().bytes(), index_path);
+  if (!index) return index.error();
+
+  ProblemList problems;
+  std::map<std::string, const SafetensorsFile*> shards;  // nullptr: could not be opened
+  std::map<std::string, int64_t> wanted_from;            // tensors per shard, for the message of a missing one
+  for (const IndexedTensor& item : index.value()) ++wanted_from[item.shard];
+  for (const auto& [shard, count] : wanted_from) {
+    const std::string path = join(directory_, shard);
+    std::error_code error;
+    if (!fs::exists(path, error)) {
+      problems.add(fmt::format("{} is missing; the index places {} tensor(s) in it; fetch the file", printable(shard), count));
+      shards[shard] = nullptr;
+      continue;
+    }
+    Result<SafetensorsFile> file = SafetensorsFile::open(path);
+    if (!file) {
+      problems.add(file.error().message);
+      shards[shard] = nullptr;
+      continue;
+    }
+    files_.push_back(std::make_unique<SafetensorsFile>(file.take()));
+    shards[shard] = files_.back().get();
+  }
+  std::unordered_map<std::string_view, std::string_view> shard_of;
+  for (const IndexedTensor& item : index.value()) {
+    shard_of.emplace(item.tensor, item.shard);
+    const SafetensorsFile* shard = shards[item.shard];
+    if (shard == nullptr) {
+      problems.add(fmt::format("tensor \"{}\" is missing with its file {}", printable(item.tensor), printable(item.shard)));
+    } else if (const TensorEntry* entry = shard->find(item.tensor)) {
+      tensors_.push_back({entry, shard});
+    } else {
+      problems.add(fmt::format("tensor \"{}\" is not in {}, where the index places it; fetch the file and the index of the same version",
+                               printable(item.tensor), printable(item.shard)));
+    }
+  }
+  if (!problems.empty()) return bad_input(fmt::format("{}: {}", printable(index_path), problems.text()));
+
+  for (const auto& file : files_) {
+    const std::string name = base_name(file->path());
+    for (const TensorEntry& entry : file->tensors()) {
+      const auto placed = shard_of.find(entry.name);
+      if (placed == shard_of.end()) unused_.push_back({name, entry.name, "the index does not name it"});
+      else if (placed->second != name) unused_.push_back({name, entry.name, fmt::format("the index takes it from {}", placed->second)});
+    }
+  }
+  Result<std::vector<std::string>> present = shard_names(directory_);
+  if (!present) return present.error();
+  for (const std::string& name : present.value()) {
+    if (!shards.contains(name)) unused_.push_back({name, "", "the index does not name this file"});
+  }
+  return {};
+}
+
+void TensorSet::sort_tensors() {
+  std::sort(tensors_.begin(), tensors_.end(), [](const LocatedTensor& a, const LocatedTensor& b) { return a.entry->name < b.entry->name; });
+  by_name_.reserve(tensors_.size());
+  for (size_t i = 0; i < tensors_.size(); ++i) by_name_.emplace(tensors_[i].entry->name, i);
+}
+
+LocatedTensor TensorSet::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? LocatedTensor{} : tensors_[found->second];
+}
+
+}  // namespace monomoe
