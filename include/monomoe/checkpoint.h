@@ -48,6 +48,7 @@ typedef struct monomoe_layer_info {
   int32_t has_shared_expert;
   float swiglu_limit;         // of config.json; 0 = none
   float routed_scaling_factor;
+  int64_t shared_intermediate;  // of the shared expert(s) taken as one; 0 = none
 } monomoe_layer_info;
 MONOMOE_API monomoe_status monomoe_checkpoint_layer_info(const monomoe_checkpoint* checkpoint, int32_t layer, monomoe_layer_info* info);
 
