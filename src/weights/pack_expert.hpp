@@ -24,7 +24,11 @@ Result<void> pack_expert(const SourceExpert& expert, const Problem& problem, uin
 // What an expert was packed from, byte for byte, except that FP8 block scales come back as fp32 and MXFP4 has no global scale.
 struct UnpackedMatrix {
   std::vector<uint8_t> codes, scales;
-  SourceMatrix matrix;  // points into the two vectors: move it, do not copy it
+  SourceMatrix matrix;  // points into the two vectors, hence no copies
+
+  UnpackedMatrix() = default;
+  UnpackedMatrix(UnpackedMatrix&&) = default;
+  UnpackedMatrix& operator=(UnpackedMatrix&&) = default;
 };
 struct UnpackedExpert {
   UnpackedMatrix gate, up, down;
