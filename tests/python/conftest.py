@@ -1,0 +1,30 @@
+"""Options shared by the Python tests: where the built programs are."""
+
+import pathlib
+
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--build-dir", type=pathlib.Path, default=REPOSITORY / "build",
+                     help="CMake build folder with the programs under test (default: build/ of this repository)")
+
+
+@pytest.fixture(scope="session")
+def build_dir(request):
+    return request.config.getoption("--build-dir").resolve()
+
+
+@pytest.fixture(scope="session")
+def built_program(build_dir):
+    """Finds a built program by name; a program that was not built is a failure, never a skip."""
+
+    def find(name):
+        for candidate in (build_dir / name, build_dir / "tests" / name):
+            if candidate.is_file():
+                return candidate
+        pytest.fail(f"{name} is not in {build_dir} or its tests/ folder: build it, or give the folder with --build-dir")
+
+    return find
