@@ -50,6 +50,8 @@ struct LoadOptions {
   int threads = 1;
 };
 
+struct LayerTensors;  // a layer's tensors by name (layer_tensors.hpp)
+
 class Checkpoint {
  public:
   static Result<Checkpoint> open(const std::string& directory);
@@ -66,13 +68,13 @@ class Checkpoint {
   Result<RouterConfig> router_config(const LayerWeights& layer) const;
 
  private:
-  struct LayerTensors;
   Checkpoint() = default;
   Result<void> sort_names();
 
   std::shared_ptr<const TensorSet> tensors_;
   ModelConfig config_;
   std::map<LayerId, std::shared_ptr<LayerTensors>> layers_;
+  std::vector<UnusedTensor> unknown_;  // under an expert's prefix, but of no known name
 };
 
 }  // namespace monomoe

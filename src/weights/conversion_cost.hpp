@@ -9,7 +9,7 @@
 namespace monomoe {
 
 struct ConversionCost {
-  bool converts = true;  // false for BF16: it must be quantised first, nothing below is set
+  bool converts = true;  // false for BF16: it must be quantised first; then only weights and bad_values are set
   bool exact = true;     // every weight keeps its value
   int shift = 0;         // the power of two the codes carry (FP4)
   int64_t weights = 0, nonzero_weights = 0;

@@ -7,8 +7,8 @@
 //           topk_groups best groups compete (group score: the sum, or the larger, of its best scores)
 //   weight  the score without bias; divided by (sum of the chosen in slot order + 1e-20) if norm_topk_prob; times
 //           routed_scaling_factor, exactly once; all in double, rounded once to fp32
-// A hash layer takes its ids from tid2eid[token id] and its weights from the learned gate. A row with a non-finite logit gets experts
-// 0..K-1 (a hash layer: its table's) and NaN weights; no other row changes.
+// A hash layer takes its ids from tid2eid[token id] and its weights from the learned gate. A row with a non-finite logit (or a NaN
+// choice, from a NaN bias) gets experts 0..K-1 (a hash layer: its table's) and NaN weights; no other row changes.
 #pragma once
 
 #include <cstdint>

@@ -23,6 +23,7 @@ struct ScanResult {
   std::vector<ScanFinding> findings;  // the first kMaxFindings, codes first, then scales
 };
 constexpr int64_t kMaxFindings = 8;  // kept per matrix
+constexpr const char* kScanRemedy = "such a value would turn outputs into NaN: export the tensor again";
 
 // A scale of zero is legal for blocks and groups; a zero weight_scale_2 is not.
 ScanResult scan_matrix(const SourceMatrix& matrix);

@@ -1,0 +1,167 @@
+// Opens a directory and sorts its tensor names into layers; layers are resolved when they are loaded (layer_loader.cpp).
+#include "weights/checkpoint.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "weights/layer_tensors.hpp"
+#include "weights/text.hpp"
+
+namespace monomoe {
+namespace {
+
+using Kind = MoeTensorName::Kind;
+
+std::string file_of(const LocatedTensor& tensor) {
+  const std::string& path = tensor.file->path();
+  return path.substr(path.rfind('/') + 1);
+}
+
+// Endings of tensors that would change an expert's result if they were left out.
+bool changes_result(std::string_view name) {
+  for (const std::string_view ending : {"bias", "pre_quant_scale", "zero_point", "zeros", "weight_shape", "g_idx"}) {
+    if (name.ends_with(ending)) return true;
+  }
+  return false;
+}
+
+void place(LocatedTensor& slot, const LocatedTensor& tensor, LayerTensors& layer) {
+  if (slot.entry == nullptr) {
+    slot = tensor;
+  } else {
+    layer.conflicts.push_back(fmt::format("tensors \"{}\" and \"{}\" have one meaning; wanted one of them: remove the other", printable(slot.entry->name),
+                                          printable(tensor.entry->name)));
+  }
+}
+
+void sort_matrix(const MoeTensorName& name, const LocatedTensor& tensor, LayerTensors& layer) {
+  if (tensor.entry->name.find("_proj.", name.layer_prefix.size()) != std::string::npos) layer.hugging_face_names = true;
+  if (name.kind == Kind::kExpert) {
+    place(layer.experts[name.expert][static_cast<size_t>(name.role)][name.part], tensor, layer);
+    return;
+  }
+  if (!layer.shared) layer.shared = std::make_unique<ExpertTensors>();
+  const std::string_view rest = std::string_view(tensor.entry->name).substr(name.layer_prefix.size());
+  layer.shared_module = rest.substr(0, rest.find('.'));
+  place((*layer.shared)[static_cast<size_t>(name.role)][name.part], tensor, layer);
+}
+
+}  // namespace
+
+std::string LayerTensors::matrix_name(const std::string& module, MatrixRole role) const {
+  constexpr const char* kNames[2][kMatrixRoles] = {{"w1", "w3", "w2"}, {"gate_proj", "up_proj", "down_proj"}};
+  return fmt::format("{}{}.{}", prefix, module, kNames[hugging_face_names ? 1 : 0][static_cast<size_t>(role)]);
+}
+
+Result<Checkpoint> Checkpoint::open(const std::string& directory) {
+  Result<TensorSet> set = TensorSet::open(directory);
+  Result<ModelConfig> config = read_model_config(directory);
+  if (!set || !config) {
+    ProblemList problems;
+    if (!set) problems.add(set.error().message);
+    if (!config) problems.add(config.error().message);
+    return bad_input(problems.text("\n"));
+  }
+  Checkpoint checkpoint;
+  checkpoint.tensors_ = std::make_shared<const TensorSet>(set.take());
+  checkpoint.config_ = config.take();
+  if (Result<void> sorted = checkpoint.sort_names(); !sorted) return sorted.error();
+  return checkpoint;
+}
+
+Result<void> Checkpoint::sort_names() {
+  for (const LocatedTensor& tensor : tensors_->tensors()) {
+    const std::optional<MoeTensorName> name = parse_moe_name(tensor.entry->name);
+    if (!name) continue;
+    std::shared_ptr<LayerTensors>& slot = layers_[name->layer];
+    if (!slot) slot = std::make_shared<LayerTensors>();
+    LayerTensors& layer = *slot;
+    if (layer.prefix.empty()) layer.prefix = name->layer_prefix;
+    if (layer.prefix != name->layer_prefix) {
+      layer.conflicts.push_back(fmt::format("tensor \"{}\": this layer's tensors begin with both \"{}\" and \"{}\"; wanted one prefix: remove the "
+                                            "copies", printable(tensor.entry->name), printable(layer.prefix), printable(name->layer_prefix)));
+      continue;
+    }
+    switch (name->kind) {
+      case Kind::kExpert:
+      case Kind::kSharedExpert: sort_matrix(*name, tensor, layer); break;
+      case Kind::kRouterWeight: place(layer.router_weight, tensor, layer); break;
+      case Kind::kRouterBias: place(layer.router_bias, tensor, layer); break;
+      case Kind::kHashTable: place(layer.hash_table, tensor, layer); break;
+      case Kind::kFused: layer.fused.push_back(tensor); break;
+      case Kind::kUnknownShared:
+        layer.unsupported_shared = layer.unsupported_shared || changes_result(tensor.entry->name) || name->part == TensorPart::kWeight;
+        unknown_.push_back({file_of(tensor), tensor.entry->name, "not a known tensor of a shared expert"});
+        break;
+      case Kind::kUnknownExpert:
+        if (changes_result(tensor.entry->name)) {
+          layer.refused.push_back(fmt::format("tensor \"{}\" ({}) would change the result and is not supported; wanted experts of weights and "
+                                              "scales alone: convert the checkpoint", printable(tensor.entry->name), printable(file_of(tensor))));
+        } else {
+          unknown_.push_back({file_of(tensor), tensor.entry->name, "not a known tensor of an expert"});
+        }
+        break;
+    }
+  }
+  return {};
+}
+
+std::vector<LayerSummary> Checkpoint::layers() const {
+  std::vector<LayerSummary> out;
+  for (const auto& [id, layer] : layers_) {
+    if (layer->experts.empty() && layer->fused.empty()) continue;
+    out.push_back({id, layer->experts.empty() ? 0 : layer->experts.rbegin()->first + 1, layer->shared != nullptr,
+                   layer->router_weight.entry != nullptr, layer->hash_table.entry != nullptr});
+  }
+  return out;
+}
+
+std::vector<UnusedTensor> Checkpoint::unused() const {
+  std::vector<UnusedTensor> out = tensors_->unused();
+  out.insert(out.end(), unknown_.begin(), unknown_.end());
+  return out;
+}
+
+Result<LayerWeights> Checkpoint::load_layer(LayerId layer, const LoadOptions& options) const {
+  const auto found = layers_.find(layer);
+  if (found != layers_.end() && !(found->second->experts.empty() && found->second->fused.empty())) {
+    return load_layer_weights(*found->second, layer, config_, tensors_, options);
+  }
+  const std::vector<LayerSummary> present = layers();
+  std::string labels;
+  for (const LayerSummary& summary : present) labels += (labels.empty() ? "" : ", ") + summary.layer.label();
+  return usage_error(fmt::format("{}: layer {} has no experts; layers with experts: {}", printable(tensors_->directory()), layer.label(),
+                                 labels.empty() ? "none (wanted names like layers.0.ffn.experts.0.w1.weight or "
+                                                  "model.layers.0.mlp.experts.0.gate_proj.weight)" : labels));
+}
+
+Result<RouterConfig> Checkpoint::router_config(const LayerWeights& layer) const {
+  const std::string where = fmt::format("{}, layer {}", printable(tensors_->directory()), layer.layer.label());
+  if (!layer.router) return bad_input(where + ": has no router (gate.weight); give topk_ids and topk_weights instead");
+  ProblemList missing;
+  if (!config_.scoring) missing.add("scoring_func (softmax, sigmoid or sqrtsoftplus)");
+  if (!config_.topk) missing.add("num_experts_per_tok");
+  if (!config_.norm_topk_prob) missing.add("norm_topk_prob");
+  if (!missing.empty()) {
+    return bad_input(fmt::format("{}: config.json does not state {}, which the router needs; state it, or give topk_ids and topk_weights", where,
+                                 missing.text(", ")));
+  }
+  const bool hash = layer.router->table != nullptr;
+  if (!layer.layer.mtp && !hash && config_.hash_layers && layer.layer.index < *config_.hash_layers) {
+    return bad_input(fmt::format("{}: config.json states num_hash_layers {}, so this layer needs the tensor gate.tid2eid, which is missing; fetch "
+                                 "the shard that holds it", where, *config_.hash_layers));
+  }
+  RouterConfig out;
+  out.scoring = *config_.scoring;
+  out.topk = *config_.topk;
+  out.norm_topk_prob = *config_.norm_topk_prob;
+  out.routed_scaling_factor = config_.routed_scaling_factor.value_or(1.0);
+  out.groups = config_.groups.value_or(1);
+  out.topk_groups = config_.topk_groups.value_or(out.groups);
+  out.best_per_group = config_.topk_method == "group_limited_greedy" ? 1 : 2;
+  if (config_.topk_method == "greedy") out.groups = out.topk_groups = 1;
+  return out;
+}
+
+}  // namespace monomoe

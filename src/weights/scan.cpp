@@ -1,0 +1,116 @@
+// Whole chunks are tested with a loop that vectorises; only a chunk with a hit is looked at value by value.
+#include "weights/scan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "numerics/bf16.h"
+#include "numerics/bits.h"
+#include "numerics/e4m3.h"
+
+namespace monomoe {
+namespace {
+
+constexpr int64_t kChunk = 4096;
+
+void report(ScanResult& result, ScanFinding finding) {
+  ++result.count;
+  if (static_cast<int64_t>(result.findings.size()) < kMaxFindings) result.findings.push_back(std::move(finding));
+}
+
+// `is_bad(bits)` says whether a value is refused and must be branch-free; `describe(bits)` says why.
+template <class Word, class IsBad, class Describe>
+void scan_words(ScanResult& result, ScanFinding::Where where, const uint8_t* data, int64_t rows, int64_t columns, IsBad is_bad, Describe describe) {
+  const int64_t total = rows * columns;
+  for (int64_t begin = 0; begin < total; begin += kChunk) {
+    const int64_t count = std::min(kChunk, total - begin);
+    const uint8_t* chunk = data + begin * static_cast<int64_t>(sizeof(Word));
+    Word any = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      Word word;
+      std::memcpy(&word, chunk + i * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
+      any |= static_cast<Word>(is_bad(word) ? 1 : 0);
+    }
+    if (any == 0) continue;
+    for (int64_t i = 0; i < count; ++i) {
+      Word word;
+      std::memcpy(&word, chunk + i * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
+      if (is_bad(word)) report(result, {where, (begin + i) / columns, (begin + i) % columns, word, describe(word)});
+    }
+  }
+}
+
+std::string describe_float(std::string_view kind, float value) {
+  if (std::isnan(value)) return fmt::format("a NaN {}", kind);
+  if (std::isinf(value)) return fmt::format("an infinite {}", kind);
+  return fmt::format("a negative {} {}", kind, value);
+}
+
+std::string describe_e4m3_scale(uint8_t code) {
+  if (e4m3_is_nan(code)) return fmt::format("the NaN scale 0x{:02x}", code);
+  return fmt::format("the negative scale {} (0x{:02x})", e4m3_decode(code), code);
+}
+
+void scan_codes(ScanResult& result, const SourceMatrix& m) {
+  if (m.format == WeightFormat::kFp8) {
+    scan_words<uint8_t>(result, ScanFinding::Where::kCode, m.codes, m.rows, m.cols, [](uint8_t code) { return (code & 0x7F) == 0x7F; },
+                        [](uint8_t code) { return fmt::format("the NaN code 0x{:02x}", code); });
+  } else if (m.format == WeightFormat::kBf16) {
+    result = scan_values(m.codes, true, m.rows, m.cols);
+  }
+}
+
+void scan_scales(ScanResult& result, const SourceMatrix& m) {
+  constexpr auto kWhere = ScanFinding::Where::kScale;
+  if (m.format == WeightFormat::kNvfp4) {
+    scan_words<uint8_t>(result, kWhere, m.scales, m.rows, m.cols / 16, [](uint8_t code) { return code >= 0x7F; }, describe_e4m3_scale);
+    return;
+  }
+  const bool fp8 = m.format == WeightFormat::kFp8;
+  const int64_t rows = fp8 ? (m.rows + 127) / 128 : m.rows, columns = fp8 ? (m.cols + 127) / 128 : m.cols / 32;
+  if (m.scale_type == ScaleType::kE8m0) {
+    scan_words<uint8_t>(result, kWhere, m.scales, rows, columns, [](uint8_t code) { return code == 0xFF; },
+                        [](uint8_t) { return std::string("the NaN scale 255"); });
+  } else if (m.scale_type == ScaleType::kF32) {
+    // Above the bits of the largest finite value: infinity, NaN and everything negative; -0 is a zero.
+    scan_words<uint32_t>(result, kWhere, m.scales, rows, columns, [](uint32_t bits) { return bits >= 0x7F800000u && bits != 0x80000000u; },
+                         [](uint32_t bits) { return describe_float("scale", bits_float(bits)); });
+  } else if (m.scale_type == ScaleType::kBf16) {
+    scan_words<uint16_t>(result, kWhere, m.scales, rows, columns, [](uint16_t bits) { return bits >= 0x7F80u && bits != 0x8000u; },
+                         [](uint16_t bits) { return describe_float("scale", bf16_decode(bits)); });
+  }
+}
+
+}  // namespace
+
+ScanResult scan_values(const uint8_t* data, bool is_bf16, int64_t rows, int64_t columns) {
+  ScanResult result;
+  if (is_bf16) {
+    scan_words<uint16_t>(result, ScanFinding::Where::kCode, data, rows, columns, [](uint16_t bits) { return (bits & 0x7F80u) == 0x7F80u; },
+                         [](uint16_t bits) { return describe_float("value", bf16_decode(bits)); });
+  } else {
+    scan_words<uint32_t>(result, ScanFinding::Where::kCode, data, rows, columns, [](uint32_t bits) { return (bits & 0x7F800000u) == 0x7F800000u; },
+                         [](uint32_t bits) { return describe_float("value", bits_float(bits)); });
+  }
+  return result;
+}
+
+ScanResult scan_matrix(const SourceMatrix& matrix) {
+  ScanResult result;
+  scan_codes(result, matrix);
+  if (matrix.format != WeightFormat::kBf16) scan_scales(result, matrix);
+  if (matrix.format == WeightFormat::kNvfp4) {
+    const float global = matrix.global_scale;
+    if (global == 0.0f) {
+      report(result, {ScanFinding::Where::kGlobalScale, 0, 0, float_bits(global), "a weight_scale_2 of zero"});
+    } else if (!is_finite(global) || global < 0.0f) {
+      report(result, {ScanFinding::Where::kGlobalScale, 0, 0, float_bits(global), describe_float("weight_scale_2", global)});
+    }
+  }
+  return result;
+}
+
+}  // namespace monomoe
