@@ -1,0 +1,84 @@
+// inspect: the MoE layers of a checkpoint, and what converting each matrix to the kernel's codes costs.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "command.hpp"
+#include "handles.hpp"
+#include "output.hpp"
+
+namespace monomoe::cli {
+namespace {
+
+struct InspectOptions {
+  std::string directory;
+  int32_t layer = -1;
+  bool json = false;
+};
+
+// Fields of a matrix that are worth a word only when they are not zero or empty.
+std::string matrix_text(const Json& matrix) {
+  std::string text = fmt::format("    {:<56} {:<8}", matrix.value("tensor", "?"), matrix.value("conversion", "?"));
+  Json rest = Json::object();
+  for (const auto& [key, value] : matrix.items()) {
+    const bool silent = value.is_null() || (value.is_number() && value.get<double>() == 0) || (value.is_structured() && value.empty());
+    if (key != "tensor" && key != "conversion" && !silent) rest[key] = value;
+  }
+  return text + inline_text(rest) + "\n";
+}
+
+std::string summary_text(const Json& matrices) {
+  int64_t exact = 0;
+  double worst = 0;
+  for (const Json& matrix : matrices) {
+    exact += matrix.value("conversion", "") == "exact" ? 1 : 0;
+    const Json error = matrix.value("worst_relative_error", Json());
+    if (error.is_number()) worst = std::max(worst, error.get<double>());
+  }
+  return fmt::format("  matrices: {}, of these {} exact; worst relative error of a weight {:.3g}\n", matrices.size(), exact, worst);
+}
+
+std::string layer_text(const Json& layer, bool all_matrices) {
+  std::string text = fmt::format("layer {}\n", inline_text(layer.value("layer", Json())));
+  const Json matrices = layer.value("matrices", Json::array());
+  Json rest = layer;
+  rest.erase("layer");
+  rest.erase("matrices");
+  text += fields_text(rest) + summary_text(matrices);
+  if (all_matrices)
+    for (const Json& matrix : matrices) text += matrix_text(matrix);
+  return text;
+}
+
+ExitCode inspect(const InspectOptions& options) {
+  char* json = nullptr;
+  check(monomoe_checkpoint_inspect(options.directory.c_str(), options.layer, &json));
+  const Text owner(json);
+  const Json report = parse_report(json);
+  if (options.json) {
+    print_json(report);
+    return ExitCode::kOk;
+  }
+  Json rest = report;
+  rest.erase("layers");
+  std::string text = fields_text(rest, 0);
+  for (const Json& layer : report.value("layers", Json::array())) text += layer_text(layer, options.layer >= 0);
+  if (options.layer < 0) text += "each matrix: add --layer L or --json\n";
+  print(text);
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+Command add_inspect(CLI::App& app) {
+  auto options = std::make_shared<InspectOptions>();
+  CLI::App* parser = app.add_subcommand("inspect", "Show layers, formats, router, and what each matrix's conversion costs");
+  parser->add_option("DIR", options->directory, "checkpoint directory")->required();
+  parser->add_option("--layer", options->layer, "this layer only, with a line for each matrix [all]")->check(CLI::Range(0, 1 << 20));
+  parser->add_flag("--json", options->json, "report as JSON on standard output");
+  parser->footer("Example:\n  monomoe inspect examples/tiny-moe-nvfp4 --layer 0");
+  return {parser, [options] { return inspect(*options); }};
+}
+
+}  // namespace monomoe::cli

@@ -1,0 +1,134 @@
+// Shared options: how they are spelled, and what makes them wrong.
+#include "options.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <numeric>
+
+#include "output.hpp"
+#include "text_file.hpp"
+
+namespace monomoe::cli {
+
+monomoe_context_options ContextOptions::view(int32_t num_ranks) const {
+  monomoe_context_options options = {};
+  options.struct_size = sizeof(options);
+  options.backend = backend == "cpu" ? MONOMOE_BACKEND_CPU : backend == "cuda" ? MONOMOE_BACKEND_CUDA : MONOMOE_BACKEND_AUTO;
+  options.num_ranks = num_ranks;
+  options.num_threads = threads;
+  options.vector_bits = vector_bits;
+  options.timeout_ms = static_cast<uint32_t>(std::lround(timeout_seconds * 1000));
+  return options;
+}
+
+Context ContextOptions::create(int32_t num_ranks) const {
+  const monomoe_context_options options = view(num_ranks);
+  monomoe_context* handle = nullptr;
+  check(monomoe_context_create(&options, &handle));
+  return Context(handle);
+}
+
+std::vector<CLI::Option*> add_context_options(CLI::App& parser, ContextOptions& options) {
+  return {
+      parser.add_option("--backend", options.backend, "auto (the best this machine runs), cpu or cuda")
+          ->check(CLI::IsMember({"auto", "cpu", "cuda"})),
+      parser.add_option("--threads", options.threads, "CPU threads over all ranks; at least one a rank [one per core]")
+          ->check(CLI::Range(1, 4096)),
+      parser.add_option("--vector-bits", options.vector_bits, "CPU vector width [widest here]; the result's bits do not depend on it")
+          ->check(CLI::IsMember({128, 256, 512})),
+      parser.add_option("--timeout", options.timeout_seconds, "longest wait of a rank for another, seconds [3600]")
+          ->check(CLI::Range(0.001, 4.0e6)),
+  };
+}
+
+std::vector<CLI::Option*> add_layer_options(CLI::App& parser, LayerOptions& options) {
+  std::vector<CLI::Option*> added = {
+      parser.add_option("--ranks", options.num_ranks, "ranks of this run, all in this process [1]")->check(CLI::Range(1, 64)),
+      parser.add_option("--tokens-per-rank", options.tokens_per_rank, "rows of each rank in order, a,b,..; zeros are legal [as even as possible]"),
+      parser.add_option("--capacity", options.capacity, "most tokens a rank may bring [the largest rank's tokens]")
+          ->check(CLI::Range(int64_t{0}, int64_t{1} << 40)),
+      parser.add_option("--placement", options.placement, "file of lines 'expert rank' or 'expert rank slot' [in order, even]"),
+      parser.add_option("--shared-expert", options.shared_expert, "on adds the shared expert to y [off]")->check(CLI::IsMember({"on", "off"})),
+      parser.add_option("--swiglu-limit", options.swiglu_limit_word, "clamp of gate and up; 0 or inf is none [config.json's]"),
+  };
+  const std::vector<CLI::Option*> context = add_context_options(parser, options.context);
+  added.insert(added.end(), context.begin(), context.end());
+  return added;
+}
+
+std::string LayerOptions::where() const { return fmt::format("{}, layer {}", directory, layer); }
+
+std::optional<float> LayerOptions::swiglu_limit() const {
+  if (swiglu_limit_word.empty()) return std::nullopt;
+  char* end = nullptr;
+  const double value = std::strtod(swiglu_limit_word.c_str(), &end);
+  if (*end != '\0' || std::isnan(value) || std::signbit(value))
+    usage_error(fmt::format("--swiglu-limit {}: wanted a number above 0, or 0 or inf for no clamp", swiglu_limit_word));
+  const auto limit = static_cast<float>(value);
+  // A limit that only rounding turns into "none" was not meant as none.
+  if ((limit == 0 && value != 0) || (std::isinf(limit) && !std::isinf(value)))
+    usage_error(fmt::format("--swiglu-limit {}: no such number in fp32; give 0 or inf for no clamp", swiglu_limit_word));
+  return std::isinf(limit) ? 0.0f : limit;
+}
+
+std::vector<int64_t> LayerOptions::dealt(int64_t tokens) const {
+  std::vector<int64_t> counts;
+  if (tokens_per_rank.empty()) {
+    for (int64_t rank = 0; rank < num_ranks; ++rank) counts.push_back(tokens / num_ranks + (rank < tokens % num_ranks ? 1 : 0));
+    return counts;
+  }
+  for (const std::string& word : split_at(tokens_per_rank, ',')) {
+    const std::optional<int64_t> count = whole_number(word);
+    if (!count || *count < 0 || *count > tokens)
+      usage_error(fmt::format("--tokens-per-rank {}: entry '{}' must be a number of rows, 0..{} ({} has {} rows)", tokens_per_rank, word,
+                              tokens, input, tokens));
+    counts.push_back(*count);
+  }
+  if (counts.size() != static_cast<size_t>(num_ranks))
+    usage_error(fmt::format("--tokens-per-rank has {} entries, --ranks is {}; give one entry a rank", counts.size(), num_ranks));
+  int64_t sum = 0;
+  for (const int64_t count : counts) sum += count;
+  if (sum != tokens)
+    usage_error(fmt::format("--tokens-per-rank {} deals {} rows, but 'x' of {} has {}; the entries must add up", tokens_per_rank, sum, input,
+                            tokens));
+  return counts;
+}
+
+int64_t LayerOptions::capacity_for(const std::vector<int64_t>& counts) const {
+  const auto largest = std::max_element(counts.begin(), counts.end());
+  if (capacity < 0) return *largest;
+  if (*largest > capacity)
+    usage_error(fmt::format("rank {} brings {} tokens, --capacity is {}; raise --capacity to at least {}, or deal the rows with "
+                            "--ranks or --tokens-per-rank",
+                            largest - counts.begin(), *largest, capacity, *largest));
+  return capacity;
+}
+
+std::optional<monomoe_format> format_from_word(const std::string& word) {
+  for (const monomoe_format format : {MONOMOE_FP8, MONOMOE_NVFP4, MONOMOE_MXFP4})
+    if (word == format_word(format)) return format;
+  return std::nullopt;
+}
+
+void check_output_path(const std::string& output, const std::string& input) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  const fs::path path(output);
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  if (!fs::is_directory(folder, ignored))
+    usage_error(fmt::format("--output {}: directory {} does not exist; create it first", output, folder.string()));
+  if (fs::exists(path, ignored) && !fs::is_regular_file(path, ignored))
+    usage_error(fmt::format("--output {}: is there and is no regular file; name a file", output));
+  if (fs::equivalent(path, fs::path(input), ignored))
+    usage_error(fmt::format("--output {} is the input file {}; name another file", output, input));
+  if (access(folder.c_str(), W_OK) != 0)
+    usage_error(fmt::format("--output {}: no right to write in directory {}", output, folder.string()));
+}
+
+}  // namespace monomoe::cli

@@ -1,0 +1,51 @@
+// Options that several commands share, and their checks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "handles.hpp"
+
+namespace CLI {
+class App;
+class Option;
+}
+
+namespace monomoe::cli {
+
+// The machine a command computes on.
+struct ContextOptions {
+  std::string backend = "auto";
+  int32_t threads = 0, vector_bits = 0;
+  double timeout_seconds = 3600;
+
+  // num_ranks 0: left to the library.
+  monomoe_context_options view(int32_t num_ranks) const;
+  Context create(int32_t num_ranks) const;
+};
+std::vector<CLI::Option*> add_context_options(CLI::App& parser, ContextOptions& options);
+
+// One layer of a checkpoint, its tokens and how they are dealt to ranks.
+struct LayerOptions {
+  std::string directory, input, tokens_per_rank, placement, shared_expert = "off";
+  int32_t layer = -1, num_ranks = 1;
+  int64_t capacity = -1;  // -1: the largest rank's tokens
+  std::string swiglu_limit_word;
+  ContextOptions context;
+
+  std::string where() const;                    // "DIR, layer 3"
+  std::optional<float> swiglu_limit() const;    // 0 = none; throws bad usage
+  std::vector<int64_t> dealt(int64_t tokens) const;  // tokens of each rank; throws bad usage
+  int64_t capacity_for(const std::vector<int64_t>& tokens_per_rank) const;
+};
+// All but directory, layer and input, which commands require differently.
+std::vector<CLI::Option*> add_layer_options(CLI::App& parser, LayerOptions& options);
+
+std::optional<monomoe_format> format_from_word(const std::string& word);
+
+// Refuses what can be known to fail before hours of computing: no directory, no right to write, the input itself.
+void check_output_path(const std::string& output, const std::string& input);
+
+}  // namespace monomoe::cli

@@ -1,0 +1,45 @@
+// Standard output, every write checked, and the words and units in it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "monomoe/monomoe.h"
+
+namespace monomoe::cli {
+
+using Json = nlohmann::ordered_json;
+
+// Writes and flushes; throws Failure when the text did not arrive.
+void print(std::string_view text);
+void print_json(const Json& json);
+
+// A report of the library as JSON; throws Failure (internal) if it is none.
+Json parse_report(const char* text);
+
+// "key value" lines of any JSON object, nested objects indented: for reports whose fields may grow.
+std::string fields_text(const Json& json, int indent = 2);
+// "a 1, b 2" of a flat object, on one line.
+std::string inline_text(const Json& json);
+
+std::string bytes_text(double bytes);      // "1.25 GiB"
+std::string seconds_text(double seconds);  // "12.3 ms"
+std::string list_text(std::span<const int64_t> values, size_t most = 16);  // "1, 2, 3"
+std::string shape_text(std::span<const int64_t> dims);                     // "[64, 4096]"
+
+std::string format_word(monomoe_format format);    // "nvfp4"
+std::string backend_word(monomoe_backend backend);  // "cpu"
+
+class Timer {
+ public:
+  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count(); }
+
+ private:
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace monomoe::cli

@@ -1,0 +1,75 @@
+// synth: a checkpoint with random weights in a published model's geometry and naming, and an input file that fits it.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "command.hpp"
+#include "options.hpp"
+#include "output.hpp"
+
+namespace monomoe::cli {
+namespace {
+
+struct SynthOptions {
+  std::string directory, geometry, weights;
+  int32_t layers = 1, experts = 0;
+  int64_t tokens = 64;
+  uint64_t seed = 0;
+  bool json = false;
+};
+
+std::vector<std::string> geometries() {
+  std::vector<std::string> names;
+  for (const char* const* name = monomoe_synth_geometries(); *name; ++name) names.emplace_back(*name);
+  return names;
+}
+
+ExitCode synth(const SynthOptions& options) {
+  monomoe_synth_options request = {};
+  request.struct_size = sizeof(request);
+  request.geometry = options.geometry.c_str();
+  request.format = *format_from_word(options.weights);
+  request.num_layers = options.layers;
+  request.num_experts = options.experts;
+  request.num_tokens = options.tokens;
+  request.seed = options.seed;
+  const Timer timer;
+  check(monomoe_synth(options.directory.c_str(), &request));
+  const double seconds = timer.seconds();
+  const std::string input = options.directory + "/input.safetensors";
+  if (options.json) {
+    print_json({{"command", "synth"},
+                {"directory", options.directory},
+                {"geometry", options.geometry},
+                {"weights", options.weights},
+                {"layers", options.layers},
+                {"tokens", options.tokens},
+                {"seed", options.seed},
+                {"input", input},
+                {"seconds", seconds}});
+  } else {
+    print(fmt::format("{}: {} in {}, {} layers, seed {}; {} tokens in {}; {}\n", options.directory, options.geometry, options.weights,
+                      options.layers, options.seed, options.tokens, input, seconds_text(seconds)));
+  }
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+Command add_synth(CLI::App& app) {
+  auto options = std::make_shared<SynthOptions>();
+  CLI::App* parser = app.add_subcommand("synth", "Write a checkpoint with random weights in a known geometry, and an input file");
+  parser->add_option("OUT", options->directory, "directory to write: new or empty")->required();
+  parser->add_option("--geometry", options->geometry, "model whose shapes and names to take")->required()->check(CLI::IsMember(geometries()));
+  parser->add_option("--layers", options->layers, "MoE layers [1]")->check(CLI::Range(1, 1024));
+  parser->add_option("--experts", options->experts, "experts a layer [the model's]")->check(CLI::Range(1, 1024));
+  parser->add_option("--tokens", options->tokens, "rows of OUT/input.safetensors [64]")->check(CLI::Range(int64_t{1}, int64_t{1} << 26));
+  parser->add_option("--weights", options->weights, "fp8, nvfp4 or mxfp4")->required()->check(CLI::IsMember({"fp8", "nvfp4", "mxfp4"}));
+  parser->add_option("--seed", options->seed, "of the random weights and rows")->required();
+  parser->add_flag("--json", options->json, "report as JSON on standard output");
+  parser->footer("Example:\n  monomoe synth /tmp/flash --geometry deepseek-v4-flash --experts 16 --tokens 32 --weights mxfp4 --seed 1");
+  return {parser, [options] { return synth(*options); }};
+}
+
+}  // namespace monomoe::cli

@@ -1,0 +1,26 @@
+// Text files of one item a line: comments after '#' and blank lines are left out, line numbers kept for messages.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace monomoe::cli {
+
+struct TextLine {
+  int64_t number;  // from 1
+  std::string text;
+};
+
+std::vector<TextLine> read_lines(const std::string& path);
+
+// The words between spaces, or between separators when one is given (then empty words count).
+std::vector<std::string> split_words(std::string_view text);
+std::vector<std::string> split_at(std::string_view text, char separator);
+
+// A whole word as a decimal number; empty if it is none.
+std::optional<int64_t> whole_number(std::string_view word);
+
+}  // namespace monomoe::cli

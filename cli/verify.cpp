@@ -1,0 +1,172 @@
+// verify: a checkpoint's files and values, one layer's arithmetic against the float64 reference, or a file of cases.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "command.hpp"
+#include "layer_run.hpp"
+#include "text_file.hpp"
+
+namespace monomoe::cli {
+namespace {
+
+struct VerifyOptions {
+  LayerOptions layer;
+  std::string output, cases;
+  bool json = false;
+};
+
+ExitCode verdict(bool ok) { return ok ? ExitCode::kOk : ExitCode::kCheckFailed; }
+
+// "a: b: what" without empty parts; a problem may also be a plain sentence.
+std::string problem_text(const Json& problem) {
+  if (!problem.is_object()) return inline_text(problem);
+  std::string text;
+  for (const char* part : {"file", "tensor", "what"}) {
+    const std::string value = problem.contains(part) && !problem[part].is_null() ? inline_text(problem[part]) : "";
+    if (!value.empty()) text += (text.empty() ? "" : ": ") + value;
+  }
+  return text;
+}
+
+ExitCode verify_files(const VerifyOptions& options) {
+  char* report = nullptr;
+  check(monomoe_checkpoint_verify(options.layer.directory.c_str(), options.layer.layer, &report));
+  const Text owner(report);
+  const Json json = parse_report(report);
+  const bool ok = json.value("ok", false);
+  if (options.json) {
+    print_json(json);
+    return verdict(ok);
+  }
+  const Json problems = json.value("problems", Json::array());
+  std::string text;
+  for (const Json& problem : problems) text += "problem: " + problem_text(problem) + "\n";
+  for (const Json& note : json.value("notes", Json::array())) text += "note: " + problem_text(note) + "\n";
+  print(text + fmt::format("verify {}: {}\n", options.layer.directory, ok ? "no problems" : fmt::format("{} problems", problems.size())));
+  return verdict(ok);
+}
+
+std::string stages_text(const Json& report) {
+  std::string text = fmt::format("{:<16} {:>12} {:>14}  worst\n", "stage", "elements", "outside bound");
+  for (const Json& stage : report.value("stages", Json::array()))
+    text += fmt::format("{:<16} {:>12} {:>14}  {}\n", stage.value("stage", "?"), stage.value("elements", int64_t{0}),
+                        stage.value("outside_bound", int64_t{0}), inline_text(stage.value("worst", Json())));
+  return text;
+}
+
+std::string report_text(const Json& report) {
+  std::string text = stages_text(report);
+  text += "worst element         " + inline_text(report.value("worst", Json())) + "\n";
+  text += "cosine                " + inline_text(report.value("cosine", Json())) + "\n";
+  text += "calc_diff             " + inline_text(report.value("calc_diff", Json())) + "\n";
+  text += "first diverging stage " + (report.value("first_diverging_stage", Json()).is_null() ? std::string("none")
+                                                                                           : inline_text(report["first_diverging_stage"])) + "\n";
+  if (report.contains("exact_dequantisation"))
+    text += "against exact dequantisation, for information: " + inline_text(report["exact_dequantisation"]) + "\n";
+  if (report.contains("times")) text += "times                 " + inline_text(report["times"]) + "\n";
+  return text;
+}
+
+ExitCode verify_layer(const VerifyOptions& options) {
+  if (options.layer.layer < 0) usage_error("verify with --input checks one layer; give --layer L");
+  if (options.layer.shared_expert == "on")
+    usage_error("verify compares the routed experts' sum, to which --shared-expert on adds nothing to check; leave it out");
+  if (!options.output.empty()) check_output_path(options.output, options.layer.input);
+  const LayerJob job = prepare_layer(options.layer);
+  std::vector<uint16_t> y(job.input.x.size());
+  const std::vector<monomoe_tokens> tokens = job.tokens_view(job.input.ids, job.input.weights, job.input.topk, y.data());
+  const monomoe_placement placement = job.placement ? job.placement->view() : monomoe_placement{};
+  char* report = nullptr;
+  check(monomoe_checkpoint_verify_run(job.context.get(), job.checkpoint.get(), options.layer.layer, job.placement ? &placement : nullptr,
+                                      job.clamp.argument, static_cast<int32_t>(job.input.topk), tokens.data(), &report),
+        Origin::kFile);
+  const Text owner(report);
+  const Json json = parse_report(report);
+  const bool ok = json.value("ok", false);
+  if (!options.output.empty()) write_output(options.output, job, y);
+  if (options.json) {
+    Json all = job_json(job, "verify");
+    all.update(json);
+    print_json(all);
+  } else {
+    print(job_text(job) + report_text(json) + (ok ? "verify: inside the derived bound\n" : "verify: OUTSIDE the derived bound\n"));
+  }
+  return verdict(ok);
+}
+
+// One line of the file; a line that is no case is bad input at its place.
+Json run_case(const VerifyOptions& options, const TextLine& line) {
+  const monomoe_context_options context = options.layer.context.view(0);
+  char* report = nullptr;
+  const monomoe_status status = monomoe_verify_case(&context, line.text.c_str(), &report);
+  if (status != MONOMOE_OK)
+    throw Failure(exit_code(status, Origin::kFile),
+                  fmt::format("{}:{}: {}: {}", options.cases, line.number, line.text, monomoe_last_error()));
+  const Text owner(report);
+  Json json = parse_report(report);
+  json["line"] = line.number;
+  return json;
+}
+
+std::string case_text(const TextLine& line, const Json& report) {
+  const bool ok = report.value("ok", false);
+  std::string text = fmt::format("{:<6} {}  cosine {}, calc_diff {}", ok ? "ok" : "FAILED", line.text,
+                                 inline_text(report.value("cosine", Json())), inline_text(report.value("calc_diff", Json())));
+  if (!ok)
+    text += fmt::format(", first diverging stage {}, worst {}", inline_text(report.value("first_diverging_stage", Json())),
+                        inline_text(report.value("worst", Json())));
+  return text + "\n";
+}
+
+ExitCode verify_cases(const VerifyOptions& options) {
+  const std::vector<TextLine> lines = read_lines(options.cases);
+  if (lines.empty()) input_error(fmt::format("{}: holds no case", options.cases));
+  Json reports = Json::array();
+  int64_t passed = 0;
+  for (const TextLine& line : lines) {
+    reports.push_back(run_case(options, line));
+    passed += reports.back().value("ok", false) ? 1 : 0;
+    if (!options.json) print(case_text(line, reports.back()));
+  }
+  const int64_t failed = static_cast<int64_t>(lines.size()) - passed;
+  if (options.json) {
+    print_json({{"command", "verify"}, {"ok", failed == 0}, {"passed", passed}, {"failed", failed}, {"cases", reports}});
+  } else {
+    print(fmt::format("{} passed, {} failed\n", passed, failed));
+  }
+  return verdict(failed == 0);
+}
+
+ExitCode verify(const VerifyOptions& options) {
+  if (!options.cases.empty()) return verify_cases(options);
+  if (options.layer.directory.empty()) usage_error("verify needs DIR or --cases FILE (see monomoe verify --help)");
+  return options.layer.input.empty() ? verify_files(options) : verify_layer(options);
+}
+
+}  // namespace
+
+Command add_verify(CLI::App& app) {
+  auto options = std::make_shared<VerifyOptions>();
+  CLI::App* parser = app.add_subcommand("verify", "Check a checkpoint's files, a layer's arithmetic, or a file of cases");
+  CLI::Option* directory = parser->add_option("DIR", options->layer.directory, "checkpoint directory");
+  CLI::Option* layer = parser->add_option("--layer", options->layer.layer, "this layer only [all]")->check(CLI::Range(0, 1 << 20));
+  CLI::Option* input =
+      parser->add_option("--input", options->layer.input, "tokens as for run: compare the layer with the float64 reference")->needs(directory);
+  CLI::Option* output = parser->add_option("--output", options->output, "also write what run would write")->needs(input);
+  parser->add_option("--cases", options->cases, "file of cases, one a line; # starts a comment")
+      ->excludes(directory)->excludes(layer)->excludes(input)->excludes(output);
+  for (CLI::Option* option : add_layer_options(*parser, options->layer)) {
+    const std::string name = option->get_name();
+    if (name != "--backend" && name != "--threads" && name != "--vector-bits" && name != "--timeout") option->needs(input);
+  }
+  parser->add_flag("--json", options->json, "report as JSON on standard output");
+  parser->footer("Exit code 1 when a problem or an element outside the bound was found, 3 when DIR cannot be read at all.\nExample:\n"
+                 "  monomoe verify examples/tiny-moe-fp8\n"
+                 "  monomoe verify examples/tiny-moe-fp8 --layer 0 --input examples/tiny-moe-capture/layer0.safetensors --ranks 4\n"
+                 "  monomoe verify --cases tests/cases/quick.txt");
+  return {parser, [options] { return verify(*options); }};
+}
+
+}  // namespace monomoe::cli
