@@ -15,8 +15,8 @@ struct WeightTile {
   bool down = false;                // which of the two matrices
   int64_t tile = 0;                 // index of the 256-row tile
 
-  int64_t k_blocks() const { return down ? layout->down_k_blocks : layout->gate_up_k_blocks; }
-  int64_t rows() const { return (down ? layout->down_halves : layout->gate_up_halves) - 2 * tile >= 2 ? 256 : 128; }
+  MONOMOE_HD constexpr int64_t k_blocks() const { return down ? layout->down_k_blocks : layout->gate_up_k_blocks; }
+  MONOMOE_HD constexpr int64_t rows() const { return (down ? layout->down_halves : layout->gate_up_halves) - 2 * tile >= 2 ? 256 : 128; }
 };
 
 // Token rows gathered by pointer: codes e4m3 [k_blocks * 128] in physical (permuted) order, scales fp32 [k_blocks].
@@ -30,7 +30,7 @@ struct TokenRows {
 inline constexpr int64_t kMaxTileTokens = 256;
 
 struct Kernels {
-  int vector_bits;
+  int vector_bits = 0;
 
   // N2 / N5: finished sums (multiplier applied) for every token and packed row: sums[token * 256 + row].
   // scratch: scratch_bytes, 64-byte aligned, private to the caller's thread.
