@@ -27,7 +27,6 @@ T load(const uint8_t* src) {
   std::memcpy(&value, src, sizeof(T));
   return value;
 }
-void store(uint8_t* dst, uint32_t value) { std::memcpy(dst, &value, sizeof(value)); }
 
 // A row of a half: where it comes from, or nothing (padding).
 struct SourceRow {
@@ -51,46 +50,83 @@ HalfRows down_rows(const SourceExpert& expert, int64_t half) {
   return rows;
 }
 
-// pack_fp4_word without its loop: magnitudes stay where they are, four signs at a time spread from bits 4j+3 to 8j+3.
-constexpr uint32_t spread_signs(uint32_t signs) {
+// pack_fp4_word without its loop, for one word or a vector of them: magnitudes stay where they are, four signs at a time spread
+// from bits 4j+3 to 8j+3.
+template <class Word>
+constexpr Word spread_signs(Word signs) {
   signs = (signs | signs << 8) & 0x00880088u;
   return (signs | signs << 4) & 0x08080808u;
 }
-constexpr uint32_t pack_word(uint32_t codes) {
-  return (codes & 0x77777777u) | spread_signs(codes & 0x8888u) << 4 | spread_signs(codes >> 16 & 0x8888u);
+template <class Word>
+constexpr Word pack_word(Word codes) {
+  return (codes & 0x77777777u) | spread_signs<Word>(codes & 0x8888u) << 4 | spread_signs<Word>(codes >> 16 & 0x8888u);
 }
-static_assert(pack_word(0x89ABCDEFu) == pack_fp4_word(0x89ABCDEFu) && pack_word(0x10F08374u) == pack_fp4_word(0x10F08374u));
 static_assert([] {
   for (int bit = 0; bit < 32; ++bit) {
-    if (pack_word(1u << bit) != pack_fp4_word(1u << bit)) return false;  // both are unions over the bits
+    if (pack_word(uint32_t{1} << bit) != pack_fp4_word(uint32_t{1} << bit)) return false;  // both are unions over the bits
   }
-  return true;
+  return pack_word(0x89ABCDEFu) == pack_fp4_word(0x89ABCDEFu);
 }());
 
-// `columns` of one row (128, or fewer at the end of K), into the half's words and scales.
-void pack_fp4_row(const SourceMatrix& m, int64_t channel, int64_t k_begin, int64_t row, uint8_t* half) {
-  const int64_t columns = min_of(kBlockK, m.cols - k_begin);
-  uint32_t words[16] = {};
-  std::memcpy(words, m.codes + (channel * m.cols + k_begin) / 2, columns / 2);
-  for (uint32_t& word : words) word = pack_word(word);
-  uint8_t* dst = half + fp4_half_word_offset(row, 0, 0);
-  for (int t = 0; t < 4; ++t) {
-    for (int i = 0; i < 4; ++i) store(dst + fp4_word_offset(0, t, i), words[4 * t + i]);
-  }
-  // Offsets are additive in (row), (t, i) and (group), so one row's base serves all of its words.
-  static_assert(fp4_word_offset(29, 3, 2) == fp4_word_offset(29, 0, 0) + fp4_word_offset(0, 3, 2));
-  const int64_t group_columns = m.format == WeightFormat::kNvfp4 ? 16 : 32;
-  const uint8_t* scales = m.scales + (channel * m.cols + k_begin) / group_columns;
-  uint8_t* scale_dst = half + fp4_half_scale_offset(row, 0);
-  for (int64_t group = 0; group < columns / 16; ++group) {
-    scale_dst[fp4_scale_offset(0, group)] = scales[group * 16 / group_columns];
+// One row's part of a K block: in place where it is whole, else copied and followed by zeros. It also asks for the row's next part:
+// a half walks down 128 rows at once, too many for the hardware's own prefetcher to follow.
+template <int64_t kBytes>
+const uint8_t* row_part(const uint8_t* src, int64_t bytes, uint8_t* buffer) {
+  for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(src + kBytes + line);
+  if (bytes == kBytes) return src;
+  std::memset(buffer, 0, kBytes);
+  std::memcpy(buffer, src, bytes);
+  return buffer;
+}
+
+using Words = uint32_t __attribute__((vector_size(16)));
+using Bytes = uint8_t __attribute__((vector_size(16)));
+
+// The scales of two rows, alternating, one for each 16 columns. kGroup: columns of one stored scale.
+template <int64_t kGroup>
+Bytes interleave_scales(const uint8_t* lower, const uint8_t* upper) {
+  Bytes a{}, b{};
+  std::memcpy(&a, lower, kBlockK / kGroup);
+  std::memcpy(&b, upper, kBlockK / kGroup);
+  if constexpr (kGroup == 16) {
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  } else {
+    return __builtin_shufflevector(a, b, 0, 16, 0, 16, 1, 17, 1, 17, 2, 18, 2, 18, 3, 19, 3, 19);
   }
 }
+
+// Rows r and r + 8 of a half: 128 columns, or fewer at the end of K. Their words and scales alternate (fp4_word_offset), so together
+// they make whole 16-byte pieces.
+template <int64_t kGroup>
+void pack_fp4_rows(const SourceRow& lower, const SourceRow& upper, int64_t k_begin, int64_t row, uint8_t* half) {
+  const int64_t cols = lower.matrix->cols;
+  const int64_t columns = min_of(kBlockK, cols - k_begin);
+  const int64_t first_a = lower.channel * cols + k_begin, first_b = upper.channel * cols + k_begin;
+  uint8_t buffers[4][64];
+  const uint8_t* codes_a = row_part<64>(lower.matrix->codes + first_a / 2, columns / 2, buffers[0]);
+  const uint8_t* codes_b = row_part<64>(upper.matrix->codes + first_b / 2, columns / 2, buffers[1]);
+  constexpr int64_t kScales = kBlockK / kGroup;
+  const uint8_t* scales_a = row_part<kScales>(lower.matrix->scales + first_a / kGroup, columns / kGroup, buffers[2]);
+  const uint8_t* scales_b = row_part<kScales>(upper.matrix->scales + first_b / kGroup, columns / kGroup, buffers[3]);
+
+  uint8_t* dst = half + fp4_half_word_offset(row, 0, 0);
+  for (int t = 0; t < 4; ++t) {
+    const Words a = pack_word(load<Words>(codes_a + 16 * t)), b = pack_word(load<Words>(codes_b + 16 * t));
+    const Words first = __builtin_shufflevector(a, b, 0, 4, 1, 5), second = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    std::memcpy(dst + fp4_word_offset(0, t, 0), &first, 16);
+    std::memcpy(dst + fp4_word_offset(0, t, 2), &second, 16);
+  }
+  const Bytes scales = interleave_scales<kGroup>(scales_a, scales_b);
+  std::memcpy(half + fp4_half_scale_offset(row, 0), &scales, 16);
+}
+static_assert(fp4_word_offset(8, 0, 0) == 4 && fp4_word_offset(0, 0, 1) == 8 && fp4_word_offset(8, 0, 1) == 12);
+static_assert(fp4_scale_offset(8, 0) == 1 && fp4_scale_offset(0, 1) == 2 && fp4_scale_offset(8, 7) == 15);
+static_assert(fp4_word_offset(21, 3, 2) == fp4_word_offset(21, 0, 0) + fp4_word_offset(0, 3, 2));
 
 void pack_fp8_row(const SourceMatrix& m, int64_t channel, int64_t k_begin, int64_t row, uint8_t* half) {
   const int64_t columns = min_of(kBlockK, m.cols - k_begin);
-  uint8_t codes[kBlockK] = {};
-  std::memcpy(codes, m.codes + channel * m.cols + k_begin, columns);
+  uint8_t buffer[kBlockK];
+  const uint8_t* codes = row_part<kBlockK>(m.codes + channel * m.cols + k_begin, columns, buffer);
   // permuted_k keeps runs of four: physical chunk c = (i, h) of 16 bytes is the logical words 32t + 4c.
   for (int chunk = 0; chunk < 8; ++chunk) {
     uint8_t* dst = half + fp8_half_offset(row, 16 * chunk);
@@ -105,11 +141,12 @@ void pack_half(const HalfRows& rows, int64_t k_block, const Problem& problem, ui
   for (const SourceRow& row : rows) padded = padded || row.matrix == nullptr || row.matrix->cols < k_begin + kBlockK;
   if (padded) std::memset(half, 0, half_bytes(problem.weights));
   for (int64_t r = 0; r < kHalfRows; ++r) {
-    if (rows[r].matrix == nullptr) continue;
+    if (rows[r].matrix == nullptr) continue;  // of r and r + 8 both are padding or neither
     if (problem.weights == WeightFormat::kFp8) {
       pack_fp8_row(*rows[r].matrix, rows[r].channel, k_begin, r, half);
-    } else {
-      pack_fp4_row(*rows[r].matrix, rows[r].channel, k_begin, r, half);
+    } else if (r % 16 < 8) {
+      const auto pack_rows = problem.weights == WeightFormat::kNvfp4 ? pack_fp4_rows<16> : pack_fp4_rows<32>;
+      pack_rows(rows[r], rows[r + 8], k_begin, r, half);
     }
   }
 }
