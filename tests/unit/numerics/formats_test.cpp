@@ -80,7 +80,9 @@ TEST(E4m3, KnownValues) {
   EXPECT_EQ(e4m3_encode(0.0f), 0x00);
   EXPECT_EQ(e4m3_encode(-0.0f), 0x80);
   EXPECT_EQ(e4m3_encode(-0x1p-11f), 0x80) << "underflow keeps the sign";
-  for (std::uint32_t nan : {0x7F800001u, 0x7FC00000u, 0xFFC00000u, 0xFFFFFFFFu, 0xFF800001u}) EXPECT_EQ(e4m3_encode(bits_float(nan)), 0x7F);
+  for (std::uint32_t nan : {0x7F800001u, 0x7FC00000u, 0xFFC00000u, 0xFFFFFFFFu, 0xFF800001u}) {
+    EXPECT_EQ(e4m3_encode(bits_float(nan)), 0x7F);
+  }
 }
 
 TEST(E4m3, AgreesWithTheSearchOverTheWholeRange) {
@@ -179,7 +181,9 @@ TEST(Bf16, RoundsAtEveryEdge) {
 }
 
 TEST(Bf16, EveryNaNIsTheOneNaN) {
-  for (std::uint32_t nan : {0x7F800001u, 0x7FC00000u, 0xFFFFFFFFu, 0x7FFFFFFFu, 0xFF800001u}) EXPECT_EQ(bf16_encode(bits_float(nan)), 0x7FFF);
+  for (std::uint32_t nan : {0x7F800001u, 0x7FC00000u, 0xFFFFFFFFu, 0x7FFFFFFFu, 0xFF800001u}) {
+    EXPECT_EQ(bf16_encode(bits_float(nan)), 0x7FFF);
+  }
 }
 
 }  // namespace

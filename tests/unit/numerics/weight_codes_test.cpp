@@ -26,7 +26,8 @@ TEST(WeightCodes, Nvfp4IsTheExactProductRoundedOnce) {
           continue;
         }
         const double block_scale = testing::e4m3_values()[scale & 0x7F] * (scale & 0x80 ? -1 : 1);
-        ASSERT_EQ(got, testing::nearest_e4m3(std::ldexp(e2m1_value(nibble) * block_scale, shift))) << nibble << ' ' << scale << ' ' << shift;
+        const double exact = std::ldexp(e2m1_value(nibble) * block_scale, shift);
+        ASSERT_EQ(got, testing::nearest_e4m3(exact)) << nibble << ' ' << scale << ' ' << shift;
       }
     }
   }
