@@ -60,7 +60,8 @@ def check_layer(tensors: dict[str, Tensor], capture: dict[str, Tensor], number: 
     x = x.astype(np.float64)
     y = routed_sum(x, capture["topk_ids"].data, capture["topk_weights"].data.astype(np.float64),
                    lambda expert, name: matrix_of(tensors, f"{prefix}.experts.{expert}.{name}"), limit)
-    shared = expert_forward(x, *(matrix_of(tensors, f"{prefix}.shared_experts.{name}") for name in ("w1", "w2", "w3")), limit)
+    shared_matrices = [matrix_of(tensors, f"{prefix}.shared_experts.{name}") for name in ("w1", "w2", "w3")]
+    shared = expert_forward(x, *shared_matrices, limit)
     return {"ids_differing": float((ids != capture["topk_ids"].data).sum()),
             "weights_max_difference": float(np.abs(weights - capture["topk_weights"].data).max()),
             "routed_relative_rms": relative_rms(y, from_bf16(capture["y_bf16"].data)),

@@ -30,7 +30,7 @@ class ModelConfig:
     vocabulary: int = 256
     routed_scale: float = 1.5
     clamp: float = 10.0
-    dropout: float = 0.2
+    dropout: float = 0.1
 
 
 @dataclass(frozen=True)

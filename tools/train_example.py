@@ -188,6 +188,21 @@ def write_capture(folder: Path, rows: list["torch.Tensor"], outputs: list["MoeOu
             "y_shared_bf16": Tensor("BF16", to_bf16(output.shared.cpu().numpy()))})
 
 
+def sample(model: "ByteModel", prompt: "torch.Tensor", count: int, seed: int) -> str:
+    """Continue a prompt at temperature 0.7."""
+    import torch
+
+    model.eval()
+    generator = torch.Generator().manual_seed(seed)
+    tokens = prompt
+    with torch.no_grad(), torch.autocast(prompt.device.type, dtype=torch.bfloat16):
+        for _ in range(count):
+            logits = model(tokens[None, -model.config.context:])[0, -1].float().cpu()
+            choice = torch.multinomial(torch.softmax(logits / 0.7, -1), 1, generator=generator)
+            tokens = torch.cat((tokens, choice.to(tokens.device)))
+    return bytes(tokens.tolist()).decode("ascii", "replace")
+
+
 def load_checkpoint(model: "ByteModel", folder: Path) -> None:
     """Put a quantised checkpoint's dequantised experts into the model."""
     tensors = read_checkpoint(folder)
@@ -231,7 +246,7 @@ def run(args: argparse.Namespace) -> None:
     from example_model import ByteModel, ModelConfig
 
     torch.manual_seed(args.seed)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     raw = args.text.read_bytes()
     text = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(device).long()
@@ -241,12 +256,13 @@ def run(args: argparse.Namespace) -> None:
     curve = train(model, data, validation, args)
     seconds = time.monotonic() - start
     model.round_to_bf16()
+    text_sample = sample(model, test[:128], 384, args.seed)
     results = write_examples(model, data, test, args.out)
     log = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU", "torch": torch.__version__,
            "text_sha256": hashlib.sha256(raw).hexdigest(), "text_bytes": [len(data), len(validation), len(test)],
            "parameters": sum(p.numel() for p in model.parameters()), "seed": args.seed, "steps": args.steps,
            "batch": args.batch, "dropout": args.dropout, "train_seconds": round(seconds, 1), "curve": curve, **results,
-           "check": check_examples(args.out), "bytes": folder_sizes(args.out)}
+           "sample_after_128_test_bytes": text_sample, "check": check_examples(args.out), "bytes": folder_sizes(args.out)}
     (args.out / "training.json").write_text(json.dumps(log, indent=1) + "\n")
     print(f"trained in {seconds:.0f} s; bits per byte on the test part: {results['test_bits_per_byte']}")
     print(f"sizes {log['bytes']}, clamped values {results['capture_values_clamped']}")
@@ -260,10 +276,10 @@ def main() -> int:
     job.add_argument("--text", type=Path, metavar="FILE", help="train on this text")
     job.add_argument("--check", type=Path, metavar="DIR", help="check the example files in DIR and stop")
     parser.add_argument("--out", type=Path, default=Path("examples"), help="where to write (default: examples)")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--batch", type=int, default=64, help="windows a step")
     parser.add_argument("--report", type=int, default=250, help="steps between validations")
-    parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     if args.fetch:
