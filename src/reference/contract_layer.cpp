@@ -26,14 +26,13 @@ struct Activations {
   const float* scales;
 };
 
-// N2: 128 of K (fewer at the end). Step i takes the k with (k mod 32) div 8 = i.
+// N2: 128 of K (fewer at the end, a multiple of 32). Step i takes the k with (k mod 32) div 8 = i.
 float block_product(const uint8_t* a, const uint8_t* b, int64_t count) {
   float acc = 0.0f;
   for (int64_t step = 0; step < 4; ++step) {
     uint8_t step_a[kStepK] = {}, step_b[kStepK] = {};
     int taken = 0;
-    for (int64_t k = 0; k < count; ++k) {
-      if (k % 32 / 8 != step) continue;
+    for (int64_t k = 8 * step; k < count; k += k % 8 == 7 ? 25 : 1) {
       step_a[taken] = a[k];
       step_b[taken++] = b[k];
     }

@@ -11,11 +11,11 @@
 
 namespace monomoe {
 
-// Threefry-like generator: a 64-bit value for (seed, stream, counter), by mixing alone.
+// A 64-bit value for (seed, stream, counter): the finaliser of SplitMix64 over their sum, twice.
 uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t counter);
-// Uniform in [0, 1), 24 bits.
+// Uniform in [0, 1), a multiple of 2^-24.
 float random_uniform(uint64_t seed, uint64_t stream, uint64_t counter);
-// Sum of four uniforms, centred and scaled to variance 1: bell-shaped, bounded, and free of library functions.
+// Sum of four uniforms, centred and scaled to variance 1: bell-shaped, below 3.5 in magnitude, free of library functions.
 float random_bell(uint64_t seed, uint64_t stream, uint64_t counter);
 
 struct RandomMatrix {
