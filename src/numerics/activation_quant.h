@@ -40,10 +40,10 @@ MONOMOE_HD constexpr void quantise_group(const float* x, int count, std::uint8_t
   *scale = s.scale;
 }
 
-// N6: the product is rounded once. A weight or a product that is not finite gives the NaN scale, which marks the whole row.
+// N6: the product is rounded once. One that is not finite, as with any weight that is not, gives the NaN scale, which marks the row.
 MONOMOE_HD constexpr float route_scale(float scale, float route_weight) {
   const float product = mul_rn(scale, route_weight);
-  return is_finite(route_weight) && is_finite(product) ? product : fp32_nan();
+  return is_finite(product) ? product : fp32_nan();
 }
 
 }  // namespace monomoe
