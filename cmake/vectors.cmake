@@ -8,3 +8,9 @@ set(avx512_options -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-wi
 set_source_files_properties(src/cpu/kernels_128.cpp PROPERTIES COMPILE_OPTIONS "${kernel_options}")
 set_source_files_properties(src/cpu/kernels_256.cpp PROPERTIES COMPILE_OPTIONS "${kernel_options};${avx2_options}")
 set_source_files_properties(src/cpu/kernels_512.cpp PROPERTIES COMPILE_OPTIONS "${kernel_options};${avx2_options};${avx512_options}")
+
+if(MONOMOE_TESTS)
+  add_test(NAME vectors.exports COMMAND ${CMAKE_COMMAND} -DNM=${CMAKE_NM} -DARCHIVE=$<TARGET_FILE:monomoe_core>
+           -P ${CMAKE_SOURCE_DIR}/cmake/check_vectors.cmake)
+  set_tests_properties(vectors.exports PROPERTIES LABELS unit)
+endif()

@@ -24,8 +24,8 @@ MONOMOE_VECTOR void store_permuted(const uint8_t* logical, uint8_t* physical) {
 
 void quantise_row(const uint16_t* x, int64_t hidden, uint8_t* codes, float* scales) {
   for (int64_t block = 0; block < hidden / kBlockK; ++block) {
-    float values[kBlockK];
-    uint8_t logical[kBlockK];
+    alignas(64) float values[kBlockK];
+    alignas(64) uint8_t logical[kBlockK];
     for (int k = 0; k < kBlockK; ++k) values[k] = bf16_decode(x[block * kBlockK + k]);
     quantise_group(values, kBlockK, logical, scales + block);
     store_permuted(logical, codes + block * kBlockK);
@@ -35,7 +35,7 @@ void quantise_row(const uint16_t* x, int64_t hidden, uint8_t* codes, float* scal
 void swiglu_quantise(const float* sums, int64_t valid_channels, float limit, const float* route_weights, int64_t count,
                      uint8_t* const* mid_codes, float* const* mid_scales) {
   for (int64_t token = 0; token < count; ++token) {
-    float gate[kBlockK], up[kBlockK], values[kBlockK];
+    alignas(64) float gate[kBlockK], up[kBlockK], values[kBlockK];
     for (int c = 0; c < kBlockK; c += kInterleave) {
       const float* run = sums + token * kTileRows + 2 * c;
       std::memcpy(gate + c, run, sizeof(float) * kInterleave);
@@ -43,7 +43,7 @@ void swiglu_quantise(const float* sums, int64_t valid_channels, float limit, con
     }
     for (int c = 0; c < kBlockK; ++c) values[c] = swiglu(gate[c], up[c], limit);
     for (int64_t c = valid_channels; c < kBlockK; ++c) values[c] = 0.0f;
-    uint8_t logical[kBlockK];
+    alignas(64) uint8_t logical[kBlockK];
     float scale;
     quantise_group(values, kBlockK, logical, &scale);
     store_permuted(logical, mid_codes[token]);
@@ -55,12 +55,15 @@ void round_contribution(const float* sums, int64_t rows, uint16_t* dst) {
   for (int64_t r = 0; r < rows; ++r) dst[r] = bf16_encode(sums[r]);
 }
 
+// Apart from its caller's loop, which GCC would otherwise jam into this one and leave scalar.
+[[gnu::noinline]] void add_block(const uint16_t* x, float* sum) {
+  for (int k = 0; k < kBlockK; ++k) sum[k] += bf16_decode(x[k]);
+}
+
 void combine_row(const uint16_t* const* contributions, int64_t count, int64_t hidden, uint16_t* y) {
   for (int64_t block = 0; block < hidden; block += kBlockK) {
-    float sum[kBlockK] = {};
-    for (int64_t n = 0; n < count; ++n) {
-      for (int k = 0; k < kBlockK; ++k) sum[k] += bf16_decode(contributions[n][block + k]);
-    }
+    alignas(64) float sum[kBlockK] = {};
+    for (int64_t n = 0; n < count; ++n) add_block(contributions[n] + block, sum);
     for (int k = 0; k < kBlockK; ++k) y[block + k] = bf16_encode(sum[k]);
   }
 }
