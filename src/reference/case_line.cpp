@@ -24,6 +24,13 @@ constexpr std::string_view kKeys[] = {"ranks", "experts",  "topk",  "tokens", "h
 constexpr std::string_view kDistributions[] = {"uniform", "zipf", "one", "masked"};
 constexpr std::string_view kPlacements[] = {"even", "random", "redundant"};
 
+template <class List>
+std::string join(const List& items, std::string_view between) {
+  std::string text;
+  for (const auto& item : items) text += fmt::format("{}{}", text.empty() ? "" : between, item);
+  return text;
+}
+
 Result<Words> split(std::string_view line) {
   constexpr std::string_view kBlank = " \t\r";
   Words words;
@@ -34,7 +41,7 @@ Result<Words> split(std::string_view line) {
     const std::string_view key = word.substr(0, equals);
     if (equals == std::string_view::npos) return usage_error(fmt::format("\"{}\" is not key=value", word));
     if (std::find(std::begin(kKeys), std::end(kKeys), key) == std::end(kKeys)) {
-      return usage_error(fmt::format("unknown key \"{}\"; the keys are {}", key, fmt::join(kKeys, ", ")));
+      return usage_error(fmt::format("unknown key \"{}\"; the keys are {}", key, join(kKeys, ", ")));
     }
     if (!words.emplace(key, word.substr(equals + 1)).second) return usage_error(fmt::format("key \"{}\" is given twice", key));
     begin = line.find_first_not_of(kBlank, end);
@@ -61,7 +68,7 @@ Result<void> take_name(const Words& words, std::string_view key, const std::stri
   const auto found = words.find(key);
   if (found == words.end()) return {};
   const auto name = std::find(std::begin(names), std::end(names), found->second);
-  if (name == std::end(names)) return usage_error(fmt::format("{}={}: wanted {}", key, found->second, fmt::join(names, ", ")));
+  if (name == std::end(names)) return usage_error(fmt::format("{}={}: wanted {}", key, found->second, join(names, ", ")));
   value = static_cast<Enum>(name - std::begin(names));
   return {};
 }
@@ -161,7 +168,7 @@ std::string case_text(const Case& c) {
   const std::string limit = std::isinf(c.limit) ? "none" : fmt::format("{}", c.limit);
   return fmt::format("ranks={} experts={} topk={} tokens={} hidden={} inter={} w={} seed={} capacity={} limit={} dist={} rows={} placement={}",
                      p.ranks, p.experts, p.topk, c.tokens, p.hidden, p.intermediate, weight_format_text(p.weights), c.seed, p.capacity,
-                     limit, kDistributions[static_cast<int>(c.distribution)], fmt::join(c.rows, "+"),
+                     limit, kDistributions[static_cast<int>(c.distribution)], join(c.rows, "+"),
                      kPlacements[static_cast<int>(c.placement)]);
 }
 
