@@ -47,17 +47,17 @@ class Failure : public testing::Test {
 TEST_F(Failure, ASilentRankIsNamedByAllOthers) {
   expect_works();
   bring({20, 5, 20});
-  const auto results = collective(weights, *workspace, calls, options(150), 1u << 1);
+  const auto results = collective(weights, *workspace, calls, options(500), 1u << 1);
   for (int rank : {0, 2}) {
     ASSERT_FALSE(results[rank].ok());
     EXPECT_EQ(results[rank].error().status, Status::kTimeout);
-    EXPECT_TRUE(contains(results[rank].error(), "route lists: rank 1 did not arrive within 150 ms (flag arrived, expected epoch 2, seen 1)"))
+    EXPECT_TRUE(contains(results[rank].error(), "route lists: rank 1 did not arrive within 500 ms (flag arrived, expected epoch 2, seen 1)"))
         << results[rank].error().message;
     EXPECT_TRUE(untouched(rank));
   }
   // The workspace is done for, the late rank learns why, and a new one works.
   EXPECT_TRUE(workspace->poisoned());
-  const auto later = collective(weights, *workspace, calls, options(150));
+  const auto later = collective(weights, *workspace, calls, options(500));
   for (const auto& result : later) {
     EXPECT_EQ(result.error().status, Status::kPoisoned);
     EXPECT_TRUE(contains(result.error(), "rank 1 did not arrive")) << result.error().message;
@@ -104,7 +104,7 @@ TEST_F(Failure, ARankStuckInTheMiddleTimesOutEverywhere) {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 3; ++rank) {
       threads.emplace_back([&, rank] {
-        results[rank] = run_rank(weights, *workspace, rank, calls[rank], options(150, 1), nullptr);
+        results[rank] = run_rank(weights, *workspace, rank, calls[rank], options(500, 1), nullptr);
         if (rank != 1 && ++left == 2) released = true;
       });
     }
@@ -112,24 +112,29 @@ TEST_F(Failure, ARankStuckInTheMiddleTimesOutEverywhere) {
     for (int rank = 0; rank < 3; ++rank) {
       ASSERT_FALSE(results[rank].ok());
       EXPECT_EQ(results[rank].error().status, Status::kTimeout) << results[rank].error().message;
-      EXPECT_TRUE(contains(results[rank].error(), "rank ")) << results[rank].error().message;
-      if (stop != TaskKind::kGemm2) EXPECT_TRUE(contains(results[rank].error(), ": rank 1 did not")) << results[rank].error().message;
+      // In front of GEMM2 rank 1 has given every sign but the last: a token that rank 0 serves too could miss either's part.
+      const bool named = contains(results[rank].error(), ": rank 1 did not");
+      EXPECT_TRUE(named || (stop == TaskKind::kGemm2 && contains(results[rank].error(), "one of the ranks that serve it")))
+          << results[rank].error().message;
       EXPECT_TRUE(untouched(rank));
     }
   }
 }
 
-// A rank that works for longer than the timeout, task by task, is not silent.
+// A rank that works for longer than the timeout, task by task, is not silent: here 12 GEMM2 tasks after its last other flag.
 TEST_F(Failure, SlowProgressIsNotSilence) {
+  shape.hidden = 1024;
+  weights = make_weights(shape);
+  workspace = make_workspace(shape, kTopk, kCapacity, 3);
   bring({1, 1, 1});
-  for (Tokens& one : tokens) {
-    one.ids = {3, 4};  // both on rank 1
-    one.weights = {1.0f, 1.0f};
+  for (int rank = 0; rank < 3; ++rank) {
+    tokens[rank].ids = {3 + rank, 4};  // all on rank 1, three experts
+    tokens[rank].weights = {1.0f, 1.0f};
   }
   calls[1].hook = [](TaskKind kind) {
-    if (kind != TaskKind::kNone) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    if (kind == TaskKind::kGemm2) std::this_thread::sleep_for(std::chrono::milliseconds(120));
   };
-  const auto results = collective(weights, *workspace, calls, options(1200, 1));
+  const auto results = collective(weights, *workspace, calls, options(700, 1));
   for (int rank = 0; rank < 3; ++rank) {
     ASSERT_TRUE(results[rank].ok()) << results[rank].error().message;
     EXPECT_EQ(tokens[rank].y, expected(weights, tokens[rank], kTopk));

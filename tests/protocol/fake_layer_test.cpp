@@ -26,7 +26,7 @@ void tile_sums(const WeightTile& tile, const TokenRows& tokens, float* sums, voi
     float base = 0;
     for (int64_t block = 0; block < tile.k_blocks(); ++block) {
       int32_t mixed = 0;
-      for (int32_t i = 0; i < 128; i += 8) mixed += tokens.codes[token][block * 128 + i] * (1 + i / 8);
+      for (int32_t i = 0; i < 128; ++i) mixed += tokens.codes[token][block * 128 + i] * (1 + i);
       base += tokens.scales[token][block] * static_cast<float>(mixed % 251 + 1);
     }
     for (int64_t row = 0; row < tile.rows(); ++row) sums[token * 256 + row] = base * static_cast<float>(1 + (tag + row) % 17);
