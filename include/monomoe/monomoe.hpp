@@ -1,0 +1,209 @@
+// The C++20 face of monomoe.h: handles that destroy themselves, spans instead of pointers, and Expected<T> instead of exceptions.
+// Nothing here throws on its own account. A handle must outlive what was made from it (Context > Weights, Workspace); moving is fine.
+#ifndef MONOMOE_MONOMOE_HPP
+#define MONOMOE_MONOMOE_HPP
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "monomoe/checkpoint.h"
+#include "monomoe/monomoe.h"
+
+namespace monomoe::api {
+
+// Why a call did not succeed: the status and the library's sentence.
+struct Failure {
+  monomoe_status status = MONOMOE_INTERNAL;
+  std::string message;
+};
+
+// A value or a Failure. value() wants has_value().
+template <class T>
+class [[nodiscard]] Expected {
+ public:
+  Expected(T value) : state_(std::move(value)) {}
+  Expected(Failure failure) : state_(std::move(failure)) {}
+
+  bool has_value() const { return state_.index() == 0; }
+  explicit operator bool() const { return has_value(); }
+  T& value() & { return *std::get_if<0>(&state_); }
+  const T& value() const& { return *std::get_if<0>(&state_); }
+  T&& value() && { return std::move(*std::get_if<0>(&state_)); }
+  T& operator*() & { return value(); }
+  T* operator->() { return std::get_if<0>(&state_); }
+  const Failure& failure() const { return *std::get_if<1>(&state_); }
+
+ private:
+  std::variant<T, Failure> state_;
+};
+
+// Success without a value.
+struct Done {};
+
+namespace detail {
+
+template <auto Destroy>
+struct Destroyer {
+  template <class T>
+  void operator()(T* handle) const {
+    Destroy(handle);
+  }
+};
+template <class T, auto Destroy>
+using Handle = std::unique_ptr<T, Destroyer<Destroy>>;
+
+inline Failure last_failure(monomoe_status status) { return {status, monomoe_last_error()}; }
+
+inline Expected<Done> done(monomoe_status status) {
+  if (status != MONOMOE_OK) return last_failure(status);
+  return Done{};
+}
+
+// Takes over what a C function hands out, as the C++ class Owner around Raw.
+template <class Owner, class Raw, class Make>
+Expected<Owner> own(Make make) {
+  Raw* raw = nullptr;
+  const monomoe_status status = make(&raw);
+  if (status != MONOMOE_OK) return last_failure(status);
+  return Owner(raw);
+}
+
+template <class Make>
+Expected<std::string> text(Make make) {
+  char* raw = nullptr;
+  const monomoe_status status = make(&raw);
+  if (status != MONOMOE_OK) return last_failure(status);
+  const Handle<char, monomoe_free_text> owned(raw);
+  return std::string(raw);
+}
+
+}  // namespace detail
+
+class Context {
+ public:
+  static Expected<Context> create(monomoe_context_options options) {
+    options.struct_size = sizeof(options);
+    return detail::own<Context, monomoe_context>([&](monomoe_context** out) { return monomoe_context_create(&options, out); });
+  }
+  static Expected<Context> create(int32_t num_ranks) {
+    monomoe_context_options options{};
+    options.num_ranks = num_ranks;
+    return create(options);
+  }
+  explicit Context(monomoe_context* raw) : handle_(raw) {}
+  monomoe_context* get() const { return handle_.get(); }
+  monomoe_backend backend() const { return monomoe_context_backend(get(), nullptr); }
+  std::string why() const {
+    const char* sentence = "";
+    monomoe_context_backend(get(), &sentence);
+    return sentence;
+  }
+
+ private:
+  detail::Handle<monomoe_context, monomoe_context_destroy> handle_;
+};
+
+class Weights {
+ public:
+  static Expected<Weights> create(const Context& context, monomoe_layer layer) {
+    layer.struct_size = sizeof(layer);
+    return detail::own<Weights, monomoe_weights>([&](monomoe_weights** out) { return monomoe_weights_create(context.get(), &layer, out); });
+  }
+  explicit Weights(monomoe_weights* raw) : handle_(raw) {}
+  monomoe_weights* get() const { return handle_.get(); }
+  int32_t max_local_experts() const { return monomoe_weights_max_local_experts(get()); }
+  Expected<Done> replace_expert(int32_t expert, const monomoe_expert& source) {
+    return detail::done(monomoe_weights_replace_expert(get(), expert, &source));
+  }
+
+ private:
+  detail::Handle<monomoe_weights, monomoe_weights_destroy> handle_;
+};
+
+// What a workspace for one layer is sized by; capacity is per rank.
+struct WorkspaceSize {
+  int32_t topk = 1;
+  int64_t hidden = 0, intermediate = 0, capacity = 0;
+};
+
+class Workspace {
+ public:
+  static Expected<Workspace> create(const Context& context, const Weights& weights, const WorkspaceSize& size) {
+    monomoe_workspace_options options{};
+    options.topk = size.topk;
+    options.hidden = size.hidden;
+    options.max_intermediate = size.intermediate;
+    options.max_experts = weights.max_local_experts();
+    options.capacity = size.capacity;
+    return create(context, options);
+  }
+  static Expected<Workspace> create(const Context& context, monomoe_workspace_options options) {
+    options.struct_size = sizeof(options);
+    return detail::own<Workspace, monomoe_workspace>([&](monomoe_workspace** out) { return monomoe_workspace_create(context.get(), &options, out); });
+  }
+  explicit Workspace(monomoe_workspace* raw) : handle_(raw) {}
+  monomoe_workspace* get() const { return handle_.get(); }
+
+ private:
+  detail::Handle<monomoe_workspace, monomoe_workspace_destroy> handle_;
+};
+
+// One rank's tokens from spans; num_tokens follows from topk_ids.size() / topk. bf16 values are their 16 bits.
+inline monomoe_tokens tokens(std::span<const uint16_t> x, std::span<const int64_t> topk_ids, std::span<const float> topk_weights,
+                             std::span<uint16_t> y, int64_t topk) {
+  monomoe_tokens out{};
+  out.struct_size = sizeof(out);
+  out.x_dtype = MONOMOE_DTYPE_BF16;
+  out.num_tokens = topk > 0 ? static_cast<int64_t>(topk_ids.size()) / topk : 0;
+  out.x = x.data();
+  out.ids_dtype = MONOMOE_DTYPE_I64;
+  out.topk_ids = topk_ids.data();
+  out.topk_weights = topk_weights.data();
+  out.y = y.data();
+  return out;
+}
+
+// All ranks of the context in one call: ranks[i] is rank i's.
+inline Expected<Done> forward(const Weights& weights, Workspace& workspace, std::span<const monomoe_tokens> ranks, monomoe_times* times = nullptr) {
+  return detail::done(monomoe_forward(weights.get(), workspace.get(), ranks.data(), times));
+}
+
+class Checkpoint {
+ public:
+  static Expected<Checkpoint> open(const std::string& directory) {
+    return detail::own<Checkpoint, monomoe_checkpoint>([&](monomoe_checkpoint** out) { return monomoe_checkpoint_open(directory.c_str(), out); });
+  }
+  explicit Checkpoint(monomoe_checkpoint* raw) : handle_(raw) {}
+  monomoe_checkpoint* get() const { return handle_.get(); }
+  Expected<monomoe_layer_info> layer_info(int32_t layer) const {
+    monomoe_layer_info info{};
+    info.struct_size = sizeof(info);
+    const monomoe_status status = monomoe_checkpoint_layer_info(get(), layer, &info);
+    if (status != MONOMOE_OK) return detail::last_failure(status);
+    return info;
+  }
+  // swiglu_limit < 0: as config.json says.
+  Expected<Weights> weights(const Context& context, int32_t layer, const monomoe_placement* placement = nullptr, float swiglu_limit = -1.0f) const {
+    return detail::own<Weights, monomoe_weights>(
+        [&](monomoe_weights** out) { return monomoe_checkpoint_weights(context.get(), get(), layer, placement, swiglu_limit, out); });
+  }
+
+ private:
+  detail::Handle<monomoe_checkpoint, monomoe_checkpoint_close> handle_;
+};
+
+// JSON reports.
+inline Expected<std::string> plan(monomoe_problem problem) {
+  problem.struct_size = sizeof(problem);
+  return detail::text([&](char** out) { return monomoe_plan(&problem, out); });
+}
+inline Expected<std::string> doctor() {
+  return detail::text([](char** out) { return monomoe_doctor(out); });
+}
+
+}  // namespace monomoe::api
+#endif

@@ -1,0 +1,16 @@
+// A backend and the ranks of this process. Immutable after creation, so any number of threads may use it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "monomoe/monomoe.h"
+
+struct monomoe_context {
+  monomoe_backend backend = MONOMOE_BACKEND_CPU;
+  std::string why;        // of the backend taken
+  int32_t num_ranks = 1;
+  int32_t num_threads = 1;  // over all ranks; at least one each
+  int32_t vector_bits = 0;  // 128, 256 or 512: resolved
+  uint32_t timeout_ms = 30000;
+};

@@ -1,0 +1,30 @@
+// What NVIDIA hardware this machine has, asked of the driver at run time: nothing is linked, so the library loads everywhere.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace monomoe::layer {
+
+struct CudaDevice {
+  std::string name;
+  int major = 0, minor = 0;  // compute capability
+  int64_t memory_bytes = 0;
+  int multiprocessors = 0;
+};
+
+struct CudaProbe {
+  bool driver_found = false;   // libcuda.so.1 loads
+  bool driver_works = false;   // cuInit succeeded
+  std::string driver_problem;  // a sentence when either did not hold
+  int driver_version = 0;      // of the CUDA driver API, e.g. 12080
+  std::vector<CudaDevice> devices;
+};
+
+CudaProbe probe_cuda();
+
+// Why this build has no CUDA backend and what to do, with what the probe found.
+std::string cuda_unavailable_reason(const CudaProbe& probe);
+
+}  // namespace monomoe::layer

@@ -1,0 +1,172 @@
+// Checks and packs experts. Every expert is looked at before the handle exists, and a replaced one before the old is touched.
+#include "layer/weights.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "layer/arguments.hpp"
+#include "layer/error_state.hpp"
+#include "layer/parallel.hpp"
+#include "plan/problem_text.hpp"
+#include "weights/pack_expert.hpp"
+#include "weights/scan.hpp"
+
+namespace monomoe::layer {
+namespace {
+
+Result<SourceMatrix> matrix_from_abi(const monomoe_matrix& matrix, std::string_view name) {
+  auto format = format_from_abi(matrix.format, fmt::format("{}.format", name));
+  if (!format) return format.error();
+  auto scale_type = scale_type_from_abi(matrix.scale_type, fmt::format("{}.scale_type", name));
+  if (!scale_type) return scale_type.error();
+  SourceMatrix source;
+  source.format = format.value();
+  source.scale_type = scale_type.value();
+  source.rows = matrix.rows;
+  source.cols = matrix.cols;
+  source.codes = static_cast<const uint8_t*>(matrix.codes);
+  source.scales = static_cast<const uint8_t*>(matrix.scales);
+  source.global_scale = source.format == WeightFormat::kNvfp4 ? matrix.global_scale : 1.0f;
+  return source;
+}
+
+Result<SourceExpert> expert_from_abi(const monomoe_expert& expert, int64_t index) {
+  SourceExpert source;
+  const std::pair<const monomoe_matrix*, SourceMatrix*> matrices[] = {{&expert.gate, &source.gate}, {&expert.up, &source.up}, {&expert.down, &source.down}};
+  constexpr const char* kNames[] = {"gate", "up", "down"};
+  for (int m = 0; m < 3; ++m) {
+    auto matrix = matrix_from_abi(*matrices[m].first, fmt::format("expert {} {}", index, kNames[m]));
+    if (!matrix) return matrix.error();
+    *matrices[m].second = matrix.value();
+  }
+  return source;
+}
+
+Result<void> scan_expert(const SourceExpert& expert, int64_t index) {
+  const std::pair<const char*, const SourceMatrix*> matrices[] = {{"gate", &expert.gate}, {"up", &expert.up}, {"down", &expert.down}};
+  for (const auto& [name, matrix] : matrices) {
+    const ScanResult scan = scan_matrix(*matrix);
+    if (scan.count == 0) continue;
+    const ScanFinding& first = scan.findings.front();
+    const char* where = first.where == ScanFinding::Where::kCode ? "code" : first.where == ScanFinding::Where::kScale ? "scale" : "global scale";
+    return bad_input(fmt::format("expert {} {}: {} at {} row {}, column {}{}; quantise the matrix again", index, name, first.what, where, first.row,
+                                 first.column, scan.count > 1 ? fmt::format(", and {} more bad values", scan.count - 1) : ""));
+  }
+  return {};
+}
+
+Result<void> check_and_scan(const SourceExpert& expert, const Problem& problem, int64_t index, bool scan_values) {
+  if (auto legal = check_expert(expert, problem); !legal) {
+    return Error{legal.error().status, fmt::format("expert {} {}", index, legal.error().message)};
+  }
+  return scan_values ? scan_expert(expert, index) : Result<void>{};
+}
+
+Result<std::vector<SourceExpert>> experts_from_abi(const monomoe_layer& layer) {
+  if (layer.num_experts < 1 || layer.num_experts > kMaxExperts) {
+    return usage_error(fmt::format("layer->num_experts is {}, wanted 1..{}", layer.num_experts, kMaxExperts));
+  }
+  if (auto given = require_pointer(layer.experts, "layer->experts"); !given) return given.error();
+  std::vector<SourceExpert> experts;
+  for (int32_t e = 0; e < layer.num_experts; ++e) {
+    auto expert = expert_from_abi(layer.experts[e], e);
+    if (!expert) return expert.error();
+    experts.push_back(expert.value());
+  }
+  return experts;
+}
+
+}  // namespace
+
+Result<float> checked_limit(float swiglu_limit) {
+  if (std::isnan(swiglu_limit) || swiglu_limit < 0) {
+    return usage_error(fmt::format("swiglu_limit is {}, wanted a positive number, or 0 for no clamp", swiglu_limit));
+  }
+  return swiglu_limit == 0 ? std::numeric_limits<float>::infinity() : swiglu_limit;
+}
+
+Result<PlacementTable> make_placement(const monomoe_placement* placement, int64_t experts, int64_t ranks) {
+  if (placement == nullptr) return PlacementTable::even(experts, ranks);
+  if (placement->count < 0) return usage_error(fmt::format("placement->count is {}, wanted at least one entry per expert", placement->count));
+  if (placement->count > 0 && (placement->expert == nullptr || placement->rank == nullptr || placement->slot == nullptr)) {
+    return usage_error("placement->expert, placement->rank or placement->slot is NULL");
+  }
+  std::vector<PlacementEntry> entries;
+  for (int64_t i = 0; i < placement->count; ++i) entries.push_back({placement->expert[i], placement->rank[i], placement->slot[i]});
+  return PlacementTable::from_entries(experts, ranks, entries);
+}
+
+Result<std::unique_ptr<monomoe_weights>> pack_weights(const monomoe_context& context, const LayerSource& source, PlacementTable placement) {
+  Problem problem;
+  problem.hidden = source.hidden;
+  problem.intermediate = source.intermediate;
+  problem.experts = static_cast<int64_t>(source.experts.size());
+  problem.topk = 1;  // the workspace's business; any legal number stands for it here
+  problem.ranks = context.num_ranks;
+  problem.weights = source.format;
+  if (auto legal = check(problem); !legal) return legal.error();
+  auto limit = checked_limit(source.swiglu_limit);
+  if (!limit) return limit.error();
+  const auto check_item = [&](int64_t e) { return check_and_scan(source.experts[e], problem, e, source.scan_values); };
+  if (auto legal = parallel_for(problem.experts, context.num_threads, check_item); !legal) return legal.error();
+  auto packed = cpu::CpuWeights::create(problem, std::move(placement), limit.value());
+  if (!packed) return packed.error();
+  std::unique_ptr<monomoe_weights> weights(new monomoe_weights{&context, packed.take()});
+  const auto pack_item = [&](int64_t e) { return pack_expert(source.experts[e], problem, weights->cpu.expert_data(static_cast<int32_t>(e))); };
+  if (auto done = parallel_for(problem.experts, context.num_threads, pack_item); !done) return done.error();
+  return weights;
+}
+
+}  // namespace monomoe::layer
+
+using namespace monomoe;
+using namespace monomoe::layer;
+
+extern "C" {
+
+monomoe_status monomoe_weights_create(monomoe_context* context, const monomoe_layer* layer, monomoe_weights** weights) {
+  return guarded([&]() -> Result<void> {
+    if (auto given = require_pointer(context, "context"); !given) return given;
+    if (auto given = require_struct(layer, "layer"); !given) return given;
+    if (auto given = require_pointer(weights, "weights"); !given) return given;
+    auto experts = experts_from_abi(*layer);
+    if (!experts) return experts.error();
+    auto placement = make_placement(layer->placement, layer->num_experts, context->num_ranks);
+    if (!placement) return placement.error();
+    LayerSource source{layer->hidden, layer->intermediate, experts.value()[0].gate.format, experts.value(), layer->swiglu_limit, true};
+    auto packed = pack_weights(*context, source, placement.take());
+    if (!packed) return packed.error();
+    *weights = packed.value().release();
+    return {};
+  });
+}
+
+void monomoe_weights_destroy(monomoe_weights* weights) { delete weights; }
+
+monomoe_status monomoe_weights_replace_expert(monomoe_weights* weights, int32_t expert, const monomoe_expert* source) {
+  return guarded([&]() -> Result<void> {
+    if (auto given = require_pointer(weights, "weights"); !given) return given;
+    if (auto given = require_pointer(source, "source"); !given) return given;
+    const Problem& problem = weights->cpu.problem();
+    if (expert < 0 || expert >= problem.experts) return usage_error(fmt::format("expert is {}, the layer has experts 0..{}", expert, problem.experts - 1));
+    auto matrices = expert_from_abi(*source, expert);
+    if (!matrices) return matrices.error();
+    if (auto legal = check_and_scan(matrices.value(), problem, expert, true); !legal) return legal;
+    // Packed aside first: whatever goes wrong, the old expert is whole.
+    const int64_t bytes = weights->cpu.layout().bytes;
+    std::vector<uint8_t> packed(static_cast<size_t>(bytes));
+    if (auto done = pack_expert(matrices.value(), problem, packed.data()); !done) return done;
+    std::memcpy(weights->cpu.expert_data(expert), packed.data(), packed.size());
+    return {};
+  });
+}
+
+int32_t monomoe_weights_max_local_experts(const monomoe_weights* weights) {
+  return weights == nullptr ? 0 : weights->cpu.placement().max_slots();
+}
+
+}  // extern "C"

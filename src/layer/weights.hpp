@@ -1,0 +1,34 @@
+// Packed experts behind the ABI's handle, and the one way to make them: from source matrices and a placement.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "base/result.hpp"
+#include "cpu/executor_weights.hpp"
+#include "layer/context.hpp"
+#include "monomoe/monomoe.h"
+#include "plan/placement_table.hpp"
+#include "plan/source_matrix.h"
+
+struct monomoe_weights {
+  const monomoe_context* context;
+  monomoe::cpu::CpuWeights cpu;
+};
+
+namespace monomoe::layer {
+
+struct LayerSource {
+  int64_t hidden = 0, intermediate = 0;
+  WeightFormat format = WeightFormat::kFp8;
+  std::span<const SourceExpert> experts;
+  float swiglu_limit = 0;   // 0 or +inf = none
+  bool scan_values = true;  // false: the values were checked where the matrices were loaded
+};
+
+Result<float> checked_limit(float swiglu_limit);  // +inf for none
+// NULL: even. The table of a context with num_ranks ranks.
+Result<PlacementTable> make_placement(const monomoe_placement* placement, int64_t experts, int64_t ranks);
+Result<std::unique_ptr<monomoe_weights>> pack_weights(const monomoe_context& context, const LayerSource& source, PlacementTable placement);
+
+}  // namespace monomoe::layer
