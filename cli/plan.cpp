@@ -104,9 +104,6 @@ ExitCode plan(const PlanOptions& options) {
   if (options.json) {
     Json all = {{"command", "plan"}};
     if (!options.directory.empty()) all.update({{"directory", options.directory}, {"layer", layer}});
-    all["problem"] = {{"weights", format_word(problem.format)}, {"hidden", problem.hidden},   {"intermediate", problem.intermediate},
-                      {"experts", problem.experts},             {"topk", problem.topk},       {"ranks", problem.ranks},
-                      {"capacity", problem.capacity}};
     all.update(report);
     print_json(all);
   } else {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <memory>
 
 #include "command.hpp"
@@ -19,18 +20,22 @@ struct VerifyOptions {
 
 ExitCode verdict(bool ok) { return ok ? ExitCode::kOk : ExitCode::kCheckFailed; }
 
-// "a: b: what" without empty parts; a problem may also be a plain sentence.
+// "where: file: tensor: what" without empty parts and without what the sentence names anyway; a note may also be a plain sentence.
 std::string problem_text(const Json& problem) {
   if (!problem.is_object()) return inline_text(problem);
+  const std::string what = inline_text(problem.value("what", Json("")));
   std::string text;
-  for (const char* part : {"file", "tensor", "what"}) {
-    const std::string value = problem.contains(part) && !problem[part].is_null() ? inline_text(problem[part]) : "";
-    if (!value.empty()) text += (text.empty() ? "" : ": ") + value;
+  for (const char* part : {"where", "file", "tensor"}) {
+    const std::string value = inline_text(problem.value(part, Json("")));
+    if (!value.empty() && what.find(value) == std::string::npos) text += value + ": ";
   }
-  return text;
+  return text + what;
 }
 
 ExitCode verify_files(const VerifyOptions& options) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(options.layer.directory, error))
+    input_error(fmt::format("{}: is no directory that can be read; wanted a checkpoint directory", options.layer.directory));
   char* report = nullptr;
   check(monomoe_checkpoint_verify(options.layer.directory.c_str(), options.layer.layer, &report));
   const Text owner(report);

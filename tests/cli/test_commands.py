@@ -1,0 +1,161 @@
+"""The other commands: help and version, plan, inspect, synth, doctor, demo."""
+
+import json
+import re
+import shutil
+import unittest
+
+from support import BAD_INPUT, CHECK_FAILED, CONFIG, EXAMPLES, EXPERTS, HIDDEN, USAGE, CliTest, layer_tensors, read_file, write_checkpoint
+
+COMMANDS = ("run", "verify", "inspect", "plan", "synth", "doctor", "demo")
+PLAN = ["plan", "--hidden", 4096, "--intermediate", 2048, "--experts", 256, "--topk", 6, "--ranks", 8, "--capacity", 512, "--weights"]
+
+
+class Help(CliTest):
+    def test_every_command_has_help_with_an_example(self):
+        top = self.good("--help")
+        for command in COMMANDS:
+            self.assertIn(command, top)
+            text = self.good(command, "--help")
+            self.assertIn(f"monomoe {command}", text)
+            self.assertIn("Example:", text)
+
+    def test_version(self):
+        self.assertRegex(self.good("--version"), r"^monomoe \d+\.\d+\.\d+\n$")
+
+
+class Plan(CliTest):
+    def test_memory(self):
+        for weights in ("fp8", "nvfp4", "mxfp4"):
+            report = json.loads(self.good(*PLAN, weights, "--json"))
+            self.assertTrue(report["legal"])
+            sizes = report["bytes_per_rank"]
+            self.assertEqual(sizes["total"], sizes["symmetric"] + sizes["workspace"] + sizes["weights"])
+            values = 256 // 8 * 3 * 4096 * 2048
+            self.assertGreater(sizes["weights"], values // 2 if weights != "fp8" else values)
+            self.assertLess(sizes["weights"], values * 0.6 if weights != "fp8" else values * 1.01)
+            text = self.good(*PLAN, weights)
+            for word in ("legal", "symmetric", "workspace", "weights", "total", "tiles"):
+                self.assertIn(word, text)
+
+    def test_illegal(self):
+        for option, value in (("--hidden", 4100), ("--hidden", -128), ("--intermediate", 2040), ("--experts", 0), ("--experts", 1025),
+                              ("--topk", 33), ("--ranks", 65), ("--capacity", -1)):
+            arguments = [*PLAN, "fp8"]
+            arguments[arguments.index(option) + 1] = value
+            result = self.call(*arguments)
+            self.assertEqual(result.returncode, CHECK_FAILED, (option, value, result.stderr))
+            self.assertIn("NOT LEGAL", result.stdout)
+            self.assertIn(str(value), re.sub(".*NOT LEGAL", "", result.stdout))
+            report = self.call(*arguments, "--json")
+            self.assertEqual(report.returncode, CHECK_FAILED)
+            self.assertFalse(json.loads(report.stdout)["legal"])
+
+    def test_directory(self):
+        report = json.loads(self.good("plan", self.checkpoint("nvfp4"), "--ranks", 3, "--capacity", 16, "--json"))
+        self.assertEqual(report["problem"], report["problem"] | {"hidden": HIDDEN, "experts": EXPERTS, "ranks": 3, "capacity": 16, "weights": "nvfp4"})
+        wider = json.loads(self.good("plan", self.checkpoint("nvfp4"), "--topk", 5, "--json"))
+        self.assertEqual(wider["problem"]["topk"], 5)
+
+    def test_first_moe_layer(self):
+        tensors = {name.replace("layers.0.", "layers.2."): tensor for name, tensor in layer_tensors("mxfp4", 1).items()}
+        later = write_checkpoint(self.folder / "later", tensors, CONFIG | {"num_hidden_layers": 3})
+        self.assertEqual(json.loads(self.good("plan", later, "--json"))["layer"], 2)
+
+    def test_missing(self):
+        self.refused(USAGE, "plan", says=("--hidden", "--weights", "DIR"))
+        self.refused(USAGE, "plan", "--hidden", 4096, says=("--intermediate",))
+        self.refused(BAD_INPUT, "plan", self.folder / "nowhere", says=("nowhere",))
+
+
+class Inspect(CliTest):
+    def test_json(self):
+        report = json.loads(self.good("inspect", self.checkpoint("nvfp4"), "--json"))
+        (layer,) = report["layers"]
+        self.assertEqual((layer["format"], layer["hidden"], layer["experts"]), ("nvfp4", HIDDEN, EXPERTS))
+        experts = [matrix for matrix in layer["matrices"] if ".experts." in matrix["tensor"]]
+        self.assertEqual(len(experts), 3 * EXPERTS)
+        self.assertTrue(all(matrix["conversion"] in ("exact", "rounded") for matrix in experts))
+
+    def test_text(self):
+        checkpoint = self.checkpoint("fp8")
+        self.assertNotIn("experts.5.w2", self.good("inspect", checkpoint))
+        self.assertIn("experts.5.w2", self.good("inspect", checkpoint, "--layer", 0))
+        self.assertIn("fp8", self.good("inspect", checkpoint))
+
+    def test_refusals(self):
+        self.refused(USAGE, "inspect")
+        self.refused(BAD_INPUT, "inspect", self.folder / "nowhere", says=("nowhere",))
+        self.refused(BAD_INPUT, "inspect", self.checkpoint(), "--layer", 9, says=("9",))
+
+
+class Synth(CliTest):
+    def synth(self, name, *options):
+        folder = self.folder / name
+        self.good("synth", folder, "--geometry", "qwen3-235b", "--experts", 2, "--weights", "mxfp4", *options)
+        return folder
+
+    def test_runs_and_repeats(self):
+        first, second = (self.synth(name, "--seed", 7, "--tokens", 3) for name in ("first", "second"))
+        for file in ("config.json", "input.safetensors"):
+            self.assertEqual((first / file).read_bytes(), (second / file).read_bytes())
+        self.assertEqual(read_file(first / "input.safetensors")["x"][1], [3, 4096])
+        self.assertNotEqual((self.synth("third", "--seed", 8, "--tokens", 3) / "input.safetensors").read_bytes(),
+                            (first / "input.safetensors").read_bytes())
+        output = self.folder / "y.safetensors"
+        self.good("run", first, "--layer", 0, "--input", first / "input.safetensors", "--output", output, "--ranks", 2)
+        self.assertEqual(read_file(output)["y"][1], [3, 4096])
+
+    def test_refusals(self):
+        used = self.folder / "used"
+        used.mkdir()
+        (used / "note").write_text("mine")
+        result = self.call("synth", used, "--geometry", "qwen3-235b", "--experts", 2, "--weights", "fp8", "--seed", 1)
+        self.assertIn(result.returncode, (USAGE, BAD_INPUT))
+        self.assertIn("used", result.stderr)
+        self.assertEqual([path.name for path in used.iterdir()], ["note"])
+        self.refused(USAGE, "synth", self.folder / "new", "--geometry", "gpt-0", "--weights", "fp8", "--seed", 1, says=("gpt-0",))
+        self.refused(USAGE, "synth", self.folder / "new", "--geometry", "qwen3-235b", "--weights", "fp4", "--seed", 1, says=("fp4",))
+        self.assertFalse((self.folder / "new").exists())
+
+
+class Doctor(CliTest):
+    def test_backends(self):
+        report = json.loads(self.good("doctor", "--json"))
+        self.assertTrue(report["backends"]["cpu"]["available"])
+        cuda = report["backends"]["cuda"]
+        self.assertTrue(cuda["available"] or cuda["why_not"])
+        self.assertIn("cpu", self.good("doctor"))
+
+
+class Demo(CliTest):
+    def test_examples(self):
+        text = self.good("demo", EXAMPLES)
+        verdict = text.splitlines()[-1]
+        self.assertTrue(verdict.startswith("demo: 12 layers in 3 formats on 4 ranks"), verdict)
+        self.assertTrue(verdict.endswith(": OK"), verdict)
+        report = json.loads(self.good("demo", EXAMPLES, "--json"))
+        self.assertEqual(len(report["layers"]), 12)
+        for layer in report["layers"]:
+            self.assertTrue(layer["ok"])
+            self.assertEqual(sum(layer["tokens_per_expert"]), layer["tokens"] * layer["topk"])
+
+    def test_other_outputs_fail(self):
+        """With the captured outputs of another layer nothing is close any more."""
+        copy = self.folder / "examples"
+        for name in ("tiny-moe-fp8", "tiny-moe-nvfp4", "tiny-moe-mxfp4"):
+            (copy / name).parent.mkdir(exist_ok=True)
+            (copy / name).symlink_to((EXAMPLES / name).resolve())
+        captures = copy / "tiny-moe-capture"
+        captures.mkdir()
+        shutil.copy(EXAMPLES / "tiny-moe-capture" / "layer1.safetensors", captures / "layer0.safetensors")
+        result = self.call("demo", copy)
+        self.assertEqual(result.returncode, CHECK_FAILED, result.stderr)
+        self.assertTrue(result.stdout.splitlines()[-1].endswith(": FAILED"))
+
+    def test_no_examples(self):
+        self.refused(BAD_INPUT, "demo", self.folder, says=("tiny-moe-capture",))
+
+
+if __name__ == "__main__":
+    unittest.main()

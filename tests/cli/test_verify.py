@@ -1,0 +1,138 @@
+"""monomoe verify: files and values, a layer against the float64 reference, and files of cases."""
+
+import json
+import unittest
+
+from support import (BAD_INPUT, CHECK_FAILED, CONFIG, OK, TOKENS, USAGE, CliTest, f32, layer_tensors, read_file, token_tensors, write_checkpoint,
+                     write_file)
+
+
+class Files(CliTest):
+    def broken(self, change):
+        tensors = layer_tensors("nvfp4", 1)
+        change(tensors)
+        return write_checkpoint(self.folder / "broken", tensors, CONFIG)
+
+    def problems(self, checkpoint):
+        result = self.call("verify", checkpoint)
+        self.assertEqual((result.returncode, result.stderr), (CHECK_FAILED, ""))
+        lines = [line for line in result.stdout.splitlines() if line.startswith("problem: ")]
+        report = self.call("verify", checkpoint, "--json")
+        self.assertEqual(report.returncode, CHECK_FAILED)
+        self.assertFalse(json.loads(report.stdout)["ok"])
+        self.assertEqual(len(json.loads(report.stdout)["problems"]), len(lines))
+        return lines
+
+    def test_sound(self):
+        for weights in ("fp8", "nvfp4", "mxfp4"):
+            self.assertIn("no problems", self.good("verify", self.checkpoint(weights)))
+            self.assertTrue(json.loads(self.good("verify", self.checkpoint(weights), "--layer", 0, "--json"))["ok"])
+
+    def test_missing_tensors_are_all_listed(self):
+        def change(tensors):
+            del tensors["layers.0.ffn.experts.2.w3.weight_scale_2"]
+            del tensors["layers.0.ffn.experts.5.w1.weight"]
+        text = "\n".join(self.problems(self.broken(change)))
+        self.assertIn("experts.2.w3", text)
+        self.assertIn("experts.5.w1", text)
+
+    def test_bad_scales_are_all_listed(self):
+        def change(tensors):
+            for expert, value in ((0, float("nan")), (3, float("inf")), (4, -1.0)):
+                tensors[f"layers.0.ffn.experts.{expert}.w2.weight_scale_2"] = ("F32", [], f32([value]))
+        text = "\n".join(self.problems(self.broken(change)))
+        for expert in (0, 3, 4):
+            self.assertIn(f"experts.{expert}.w2", text)
+
+    def test_wrong_shape(self):
+        def change(tensors):
+            name = "layers.0.ffn.experts.1.w1.weight_scale"
+            dtype, shape, data = tensors[name]
+            tensors[name] = (dtype, [shape[0] // 2, shape[1] * 2], data)
+        self.assertIn("experts.1.w1", "\n".join(self.problems(self.broken(change))))
+
+    def test_cut_file(self):
+        checkpoint = self.checkpoint()
+        file = checkpoint / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-1])
+        self.assertIn("model.safetensors", "\n".join(self.problems(checkpoint)))
+
+    def test_index_that_names_an_absent_shard(self):
+        checkpoint = self.checkpoint()
+        names = read_file(checkpoint / "model.safetensors")
+        index = {name: "model.safetensors" for name in names} | {"layers.0.ffn.gate.weight": "gone.safetensors"}
+        (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+        self.assertIn("gone.safetensors", "\n".join(self.problems(checkpoint)))
+
+    def test_directory_that_is_none(self):
+        self.refused(BAD_INPUT, "verify", self.folder / "nowhere", says=("nowhere",))
+        self.refused(BAD_INPUT, "verify", self.tokens(), says=("directory",))
+
+
+class Layer(CliTest):
+    def test_inside_the_bound(self):
+        for weights in ("fp8", "nvfp4", "mxfp4"):
+            report = json.loads(self.good("verify", self.checkpoint(weights), "--layer", 0, "--input", self.tokens(), "--ranks", 3, "--json"))
+            self.assertTrue(report["ok"])
+            self.assertGreater(report["cosine"], 0.99)
+            self.assertLess(report["calc_diff"], 0.01)
+            self.assertIsNone(report["first_diverging_stage"])
+            self.assertTrue(report["stages"])
+            self.assertTrue(all(stage["outside_bound"] == 0 for stage in report["stages"]))
+            self.assertEqual(report["tokens_per_rank"], [4, 4, 3])
+
+    def test_text_and_output(self):
+        checkpoint, tokens = self.checkpoint(), self.tokens(ids=False)
+        ran = self.run_layer(checkpoint, tokens)
+        output = self.folder / "verified.safetensors"
+        text = self.good("verify", checkpoint, "--layer", 0, "--input", tokens, "--output", output)
+        for word in ("stage", "worst element", "cosine", "calc_diff", "first diverging stage none", "exact dequantisation", "inside the derived bound"):
+            self.assertIn(word, text)
+        self.assertEqual(read_file(output), ran)
+
+    def test_refusals(self):
+        checkpoint, tokens = self.checkpoint(), self.tokens()
+        self.refused(USAGE, "verify", checkpoint, "--input", tokens, says=("--layer",))
+        self.refused(USAGE, "verify", checkpoint, "--ranks", 2, says=("--input",))
+        self.refused(USAGE, "verify", says=("--cases",))
+        self.refused(USAGE, "verify", checkpoint, "--layer", 0, "--input", tokens, "--shared-expert", "on", says=("--shared-expert",))
+        self.refused(USAGE, "verify", checkpoint, "--layer", 0, "--input", tokens, "--capacity", TOKENS - 1, says=("--capacity",))
+        tensors = token_tensors()
+        del tensors["topk_weights"]
+        bad = self.folder / "bad.safetensors"
+        write_file(bad, tensors)
+        self.refused(BAD_INPUT, "verify", checkpoint, "--layer", 0, "--input", bad, says=("bad.safetensors", "topk_weights"))
+
+
+class Cases(CliTest):
+    GOOD = "ranks=2 experts=4 topk=2 tokens=9 hidden=256 inter=128 w={} seed=3"
+
+    def cases(self, text):
+        path = self.folder / "cases.txt"
+        path.write_text(text)
+        return path
+
+    def test_good_cases(self):
+        path = self.cases("# formats\n\n" + "".join(self.GOOD.format(w) + f"   # {w}\n" for w in ("fp8", "nvfp4", "mxfp4")))
+        lines = self.good("verify", "--cases", path).splitlines()
+        self.assertEqual(lines[-1], "3 passed, 0 failed")
+        self.assertEqual([line.split()[0] for line in lines[:-1]], ["ok"] * 3)
+        report = json.loads(self.good("verify", "--cases", path, "--json"))
+        self.assertEqual((report["passed"], report["failed"], len(report["cases"])), (3, 0, 3))
+        self.assertEqual([case["line"] for case in report["cases"]], [3, 4, 5])
+
+    def test_malformed_lines(self):
+        for line, word in (("nonsense", "nonsense"), (self.GOOD.format("fp7"), "fp7"), (self.GOOD.format("fp8") + " experts=x", "experts")):
+            result = self.call("verify", "--cases", self.cases(self.GOOD.format("fp8") + "\n" + line + "\n"))
+            self.assertEqual(result.returncode, BAD_INPUT, result.stderr)
+            self.assertIn("cases.txt:2:", result.stderr)
+            self.assertIn(word, result.stderr)
+
+    def test_files(self):
+        self.refused(BAD_INPUT, "verify", "--cases", self.folder / "none.txt", says=("none.txt",))
+        self.refused(BAD_INPUT, "verify", "--cases", self.cases("# nothing\n"), says=("cases.txt", "no case"))
+        self.refused(USAGE, "verify", self.checkpoint(), "--cases", self.cases(self.GOOD.format("fp8")), says=("--cases",))
+
+
+if __name__ == "__main__":
+    unittest.main()
