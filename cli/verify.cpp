@@ -68,6 +68,7 @@ std::string report_text(const Json& report) {
   text += "calc_diff             " + inline_text(report.value("calc_diff", Json())) + "\n";
   text += "first diverging stage " + (report.value("first_diverging_stage", Json()).is_null() ? std::string("none")
                                                                                            : inline_text(report["first_diverging_stage"])) + "\n";
+  if (report.contains("bitwise")) text += "bits of the contract   " + inline_text(report["bitwise"]) + "\n";
   if (report.contains("exact_dequantisation"))
     text += "against exact dequantisation, for information: " + inline_text(report["exact_dequantisation"]) + "\n";
   if (report.contains("times")) text += "times                 " + inline_text(report["times"]) + "\n";
