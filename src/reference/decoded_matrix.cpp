@@ -36,10 +36,26 @@ float stored_block_scale(const SourceMatrix& m, int64_t index) {
   return value;
 }
 
+// Calls visit(group index, code byte index) for every byte of two codes.
+template <class Visit>
+void for_each_byte(const SourceMatrix& m, Visit visit) {
+  const int64_t group_bytes = group_columns(m.format) / 2;
+  for (int64_t group = 0; group < m.rows * m.cols / 2 / group_bytes; ++group) {
+    for (int64_t byte = group * group_bytes; byte < (group + 1) * group_bytes; ++byte) visit(group, byte);
+  }
+}
+
 double largest_product(const SourceMatrix& m) {
+  std::vector<uint8_t> present(256 * 16, 0);  // pairs of scale code and nibble
+  for_each_byte(m, [&](int64_t group, int64_t byte) {
+    uint8_t* nibbles = &present[m.scales[group] * 16];
+    nibbles[m.codes[byte] & 15] = nibbles[m.codes[byte] >> 4] = 1;
+  });
   double largest = 0;
-  for (int64_t index = 0; index < m.rows * m.cols; ++index) {
-    const double product = std::fabs(e2m1_decode(fp4_code(m, index)) * fp4_scale(m, m.scales[index / group_columns(m.format)]));
+  for (int pair = 0; pair < 256 * 16; ++pair) {
+    if (present[pair] == 0) continue;
+    const double scale = fp4_scale(m, static_cast<uint8_t>(pair / 16));
+    const double product = std::fabs(e2m1_decode(static_cast<uint8_t>(pair % 16)) * scale);
     if (product > largest) largest = product;  // false for NaN
   }
   return largest;
@@ -56,9 +72,11 @@ void decode_fp4(const SourceMatrix& m, DecodedMatrix& out) {
     converted[pair] = is_nvfp4 ? e4m3_from_nvfp4(nibble, scale, out.shift) : e4m3_from_mxfp4(nibble, scale, out.shift);
   }
   out.codes.resize(m.rows * m.cols);
-  for (int64_t index = 0; index < m.rows * m.cols; ++index) {
-    out.codes[index] = converted[m.scales[index / group_columns(m.format)] * 16 + fp4_code(m, index)];
-  }
+  for_each_byte(m, [&](int64_t group, int64_t byte) {
+    const uint8_t* nibbles = &converted[m.scales[group] * 16];
+    out.codes[2 * byte] = nibbles[m.codes[byte] & 15];
+    out.codes[2 * byte + 1] = nibbles[m.codes[byte] >> 4];
+  });
 }
 
 }  // namespace

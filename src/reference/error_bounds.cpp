@@ -2,6 +2,7 @@
 #include "reference/error_bounds.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -24,6 +25,17 @@ void check_overflow(Bounded& x, double largest) {
   if (x.largest() > largest) x.error = kInfinity;
 }
 
+// 2^(key - kNoProduct - 14): keys carry the exponent fields of both codes, biased by 7 each. No sum of keys exceeds 158.
+constexpr auto kProductPowers = [] {
+  std::array<double, 159 - kNoProduct> powers{};
+  double power = 0x1p-14;
+  for (double& entry : powers) {
+    entry = power;
+    power *= 2;
+  }
+  return powers;
+}();
+
 double silu(double x) { return x / (1.0 + std::exp(-x)); }
 
 }  // namespace
@@ -42,8 +54,7 @@ double block_error(const double* sums, const double* slack, const uint8_t* keys,
     exact += sums[step];
     known += slack == nullptr ? 0.0 : slack[step];
     if (keys[step] < kNoProduct) continue;  // nothing is added, and the accumulator has 13 bits already
-    // Keys carry the exponent fields, biased by 7 each.
-    const double largest_product = std::ldexp(unit, keys[step] - kNoProduct - 14);
+    const double largest_product = unit * kProductPowers[keys[step] - kNoProduct];
     const int terms = step == 0 ? 32 : 33;
     error += terms * kTruncation * std::max(largest_product, accumulator);
     error += kTruncation * (std::fabs(exact) + known + error);

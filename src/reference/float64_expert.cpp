@@ -22,7 +22,24 @@ struct StepWeights {
   int64_t row = 0;
 };
 
+struct CodeTables {
+  double values[256];
+  uint8_t keys[256];
+};
+const CodeTables& code_tables() {
+  static const CodeTables kTables = [] {
+    CodeTables tables{};
+    for (int code = 0; code < 256; ++code) {
+      tables.values[code] = e4m3_decode(static_cast<uint8_t>(code));
+      tables.keys[code] = bounds::exponent_key(static_cast<uint8_t>(code));
+    }
+    return tables;
+  }();
+  return kTables;
+}
+
 void load_row(const DecodedMatrix& m, int64_t row, StepWeights& out) {
+  const CodeTables& tables = code_tables();
   const int64_t padded = round_up(m.cols, kBlockK);
   out.values.assign(padded, 0.0);
   out.magnitudes.assign(padded, 0.0);
@@ -31,9 +48,9 @@ void load_row(const DecodedMatrix& m, int64_t row, StepWeights& out) {
   for (int64_t k = 0; k < m.cols; ++k) {
     const uint8_t code = m.codes[row * m.cols + k];
     const int64_t place = step_position(k);
-    out.values[place] = e4m3_decode(code);
+    out.values[place] = tables.values[code];
     out.magnitudes[place] = std::fabs(out.values[place]);
-    out.keys[place] = bounds::exponent_key(code);
+    out.keys[place] = tables.keys[code];
   }
 }
 

@@ -1,8 +1,8 @@
 // Rows along K arranged so that the 32 elements of each tensor-core step stand together, and the dot products over them.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <vector>
 
 #include "numerics/tensor_core.h"
 #include "plan/tiles.h"
@@ -10,7 +10,12 @@
 namespace monomoe {
 
 // Where logical k stands: within each 128 the steps one after the other.
-inline int64_t step_position(int64_t k) { return k / kBlockK * kBlockK + permuted_k(static_cast<int>(k % kBlockK)); }
+inline constexpr auto kStepPositions = [] {
+  std::array<uint8_t, kBlockK> positions{};
+  for (int k = 0; k < kBlockK; ++k) positions[k] = static_cast<uint8_t>(permuted_k(k));
+  return positions;
+}();
+inline int64_t step_position(int64_t k) { return (k & -kBlockK) + kStepPositions[k & (kBlockK - 1)]; }
 
 // Sums of products, one for each step. e4m3 times e4m3 is exact here, in any order.
 inline void step_dots(const double* a, const double* b, int64_t steps, double* sums) {
