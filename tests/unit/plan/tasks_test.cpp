@@ -1,0 +1,112 @@
+// Task order and ring: every task once and after those it waits for; producer and consumer meet in every stage.
+#include <gtest/gtest.h>
+
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "plan/ring.h"
+#include "plan/task_order.h"
+
+namespace monomoe {
+namespace {
+
+using Key = std::tuple<TaskKind, int64_t, int64_t, int64_t>;
+
+class TaskOrder : public testing::TestWithParam<TaskCounts> {};
+
+TEST_P(TaskOrder, VisitsEachTaskOnceAfterThoseItWaitsFor) {
+  const TaskCounts counts = GetParam();
+  std::set<Key> done;
+  const auto all_of = [&](TaskKind kind) {
+    int64_t number = 0;
+    for (const Key& key : done) number += std::get<0>(key) == kind ? 1 : 0;
+    return number;
+  };
+  for (int64_t ticket = 0; ticket < counts.total(); ++ticket) {
+    const Task task = task_at(counts, ticket);
+    switch (task.kind) {
+      case TaskKind::kDispatch: EXPECT_LT(task.index, counts.token_chunks); break;
+      case TaskKind::kRoutes: EXPECT_EQ(all_of(TaskKind::kDispatch), counts.token_chunks); break;
+      case TaskKind::kGemm1:
+        EXPECT_EQ(all_of(TaskKind::kRoutes), 1);
+        EXPECT_LT(task.block, counts.blocks);
+        EXPECT_LT(task.tile, counts.gemm1_tiles);
+        break;
+      case TaskKind::kGemm2:
+        // Its token block's whole intermediate.
+        for (int64_t tile = 0; tile < counts.gemm1_tiles; ++tile) EXPECT_TRUE(done.contains({TaskKind::kGemm1, 0, task.block, tile}));
+        EXPECT_LT(task.tile, counts.gemm2_tiles);
+        break;
+      case TaskKind::kCombine: EXPECT_EQ(all_of(TaskKind::kGemm2), counts.blocks * counts.gemm2_tiles); break;
+      case TaskKind::kNone: FAIL() << ticket;
+    }
+    EXPECT_TRUE(done.insert({task.kind, task.index, task.block, task.tile}).second) << ticket;
+  }
+  EXPECT_EQ(all_of(TaskKind::kDispatch), counts.token_chunks);
+  EXPECT_EQ(all_of(TaskKind::kRoutes), 1);
+  EXPECT_EQ(all_of(TaskKind::kGemm1), counts.blocks * counts.gemm1_tiles);
+  EXPECT_EQ(all_of(TaskKind::kGemm2), counts.blocks * counts.gemm2_tiles);
+  EXPECT_EQ(all_of(TaskKind::kCombine), counts.token_chunks);
+  for (int64_t beyond = 0; beyond < 3; ++beyond) EXPECT_EQ(task_at(counts, counts.total() + beyond).kind, TaskKind::kNone);
+}
+
+INSTANTIATE_TEST_SUITE_P(Counts, TaskOrder,
+                         testing::Values(TaskCounts{0, 0, 1, 1}, TaskCounts{3, 0, 2, 4}, TaskCounts{0, 2, 3, 1}, TaskCounts{4, 5, 3, 2},
+                                         TaskCounts{1, 1, 1, 1}, TaskCounts{2, 7, 16, 16}));
+
+TEST(TaskOrder, TicketsPassTwoToThe31) {
+  const TaskCounts counts{int64_t{1} << 16, int64_t{1} << 27, 256, 256};
+  EXPECT_EQ(counts.total(), 2 * (int64_t{1} << 16) + 1 + (int64_t{1} << 36));
+  const Task last_gemm1 = task_at(counts, counts.before_gemms() + (int64_t{1} << 35) - 1);
+  EXPECT_EQ(last_gemm1.kind, TaskKind::kGemm1);
+  EXPECT_EQ(last_gemm1.block, (int64_t{1} << 27) - 1);
+  EXPECT_EQ(last_gemm1.tile, 255);
+  EXPECT_EQ(task_at(counts, counts.total() - 1).index, (int64_t{1} << 16) - 1);
+}
+
+TEST(TaskOrder, Gemm2TilesCoverHidden) {
+  static_assert(gemm2_tiles(128) == 1 && gemm2_tiles(256) == 1 && gemm2_tiles(384) == 2 && gemm2_tiles(7168) == 28);
+}
+
+// mbarriers as the hardware has them: waiting for parity p returns once the phase with that parity has completed.
+template <uint32_t kStages>
+void walk_ring(uint32_t lead) {
+  struct Barrier {
+    uint64_t completed = 0;
+    bool is_done(uint32_t parity) const { return (completed & 1) != parity; }
+  };
+  std::vector<Barrier> full(kStages), empty(kStages);
+  std::vector<uint64_t> content(kStages, 0);
+  auto producer = RingCursor<kStages>::producer();
+  auto consumer = RingCursor<kStages>::consumer();
+  uint64_t filled = 0, drained = 0;
+  const uint64_t rounds = 5 * kStages;
+  while (drained < rounds) {
+    // The producer runs ahead by `lead` stages at most, as far as the barriers let it.
+    while (filled < rounds && filled - drained < lead && empty[producer.slot].is_done(producer.phase)) {
+      ASSERT_LT(filled - drained, kStages) << "a full stage would be overwritten";
+      content[producer.slot] = filled++;
+      ++full[producer.slot].completed;
+      producer.advance();
+    }
+    ASSERT_TRUE(full[consumer.slot].is_done(consumer.phase)) << "the consumer would wait for ever";
+    EXPECT_EQ(content[consumer.slot], drained++);
+    ++empty[consumer.slot].completed;
+    consumer.advance();
+    const bool would_read = full[consumer.slot].is_done(consumer.phase);
+    EXPECT_EQ(would_read, filled > drained) << "the consumer would read an empty stage, or miss a full one";
+  }
+}
+
+TEST(Ring, ProducerAndConsumerMeetInEveryStage) {
+  for (uint32_t lead : {1u, 2u, 100u}) {
+    walk_ring<1>(lead);
+    walk_ring<2>(lead);
+    walk_ring<3>(lead);
+    walk_ring<8>(lead);
+  }
+}
+
+}  // namespace
+}  // namespace monomoe
