@@ -35,6 +35,7 @@ const char* flag_text(FlagName flag) {
     case FlagName::kRoutesReady: return "routes_ready";
     case FlagName::kBlockDone: return "block_done";
     case FlagName::kOutcome: return "outcome";
+    case FlagName::kLayer: return "layer";
   }
   return "unknown";
 }
@@ -52,6 +53,10 @@ std::string what_failed(const ErrorRecord& record) {
 }  // namespace
 
 std::string to_sentence(const ErrorRecord& record) {
+  if (record.flag == FlagName::kLayer) {
+    return fmt::format("rank {}, {}: rank {} uses other weights in this call; all ranks must make the same calls in the same order",
+                       record.rank, role_text(record.role), record.peer);
+  }
   const char* unit = record.flag == FlagName::kArrivals ? "pieces" : "epoch";
   return fmt::format("rank {}, {}: {} within {} ms (flag {}, expected {} {}, seen {})", record.rank, role_text(record.role),
                      what_failed(record), record.timeout_ms, flag_text(record.flag), unit, record.expected, record.seen);

@@ -10,7 +10,7 @@
 
 namespace monomoe {
 
-enum class FlagName : uint32_t { kArrived, kDrained, kArrivals, kRoutesReady, kBlockDone, kOutcome };
+enum class FlagName : uint32_t { kArrived, kDrained, kArrivals, kRoutesReady, kBlockDone, kOutcome, kLayer };
 
 struct ErrorRecord {
   Status code = Status::kTimeout;

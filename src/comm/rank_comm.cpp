@@ -6,9 +6,10 @@
 
 namespace monomoe {
 
-void RankComm::publish_arrived(uint64_t num_tokens) const {
+void RankComm::publish_arrived(uint64_t num_tokens, uint64_t layer) const {
   for (int32_t rank = 0; rank < ranks(); ++rank) {
     publish(flags(rank).num_tokens[self_], num_tokens);
+    publish(flags(rank).layer[self_], layer);
     publish(flags(rank).arrived[self_], epoch_);
   }
 }
@@ -54,7 +55,12 @@ int32_t RankComm::culprit(const WaitPoint& point) const {
   return std::popcount(point.peers) == 1 ? std::countr_zero(point.peers) : -1;
 }
 
-Outcome RankComm::give_up(const WaitPoint& point, Seen seen) const {
+Outcome RankComm::abort(const ErrorRecord& record) const {
+  for (int32_t rank = 0; rank < ranks(); ++rank) write_record(flags(rank), record);
+  return Outcome::kAborted;
+}
+
+Outcome RankComm::time_out(const WaitPoint& point, Seen seen) const {
   ErrorRecord record;
   record.rank = self_;
   record.role = point.role;
@@ -64,8 +70,7 @@ Outcome RankComm::give_up(const WaitPoint& point, Seen seen) const {
   record.expected = seen.wanted;
   record.seen = seen.value;
   record.timeout_ms = timeout_ms_;
-  for (int32_t rank = 0; rank < ranks(); ++rank) write_record(flags(rank), record);
-  return Outcome::kAborted;
+  return abort(record);
 }
 
 Outcome RankComm::Patience::pause(const WaitPoint& point, uint64_t wanted, uint64_t seen) {
@@ -88,7 +93,7 @@ Outcome RankComm::Patience::pause(const WaitPoint& point, uint64_t wanted, uint6
     signs_ = signs;
     alive_ = now;
   } else if (point.peers != 0 && now - alive_ > std::chrono::milliseconds(comm_.timeout_ms_)) {
-    return comm_.give_up(point, {wanted, seen});
+    return comm_.time_out(point, {wanted, seen});
   }
   const uint32_t doublings = std::min<uint32_t>((rounds_ - kSpins - kYields) / 8, 5);
   std::this_thread::sleep_for(std::chrono::microseconds(20 << doublings));

@@ -45,12 +45,14 @@ class RankComm {
   Outcome await(T& word, T wanted, const WaitPoint& point, double& waited) const;
 
   // Source self's rows, ids and weights of this epoch are on every rank.
-  void publish_arrived(uint64_t num_tokens) const;
+  void publish_arrived(uint64_t num_tokens, uint64_t layer) const;
   // This rank reads no more of the rows its peers sent in this epoch.
   void publish_drained() const;
   void publish_refused(RejectReason reason, uint64_t value) const;
   void publish_progress() const;
 
+  // Gives up for all ranks, unless another rank was first.
+  Outcome abort(const ErrorRecord& record) const;
   bool aborted() const { return has_record(own_flags()); }
   // The first rank that refused this call, -1 if none has. A rank that is past this epoch without having arrived in it refused it.
   int32_t refusing_rank() const;
@@ -60,7 +62,7 @@ class RankComm {
   struct Seen {
     uint64_t wanted, value;
   };
-  Outcome give_up(const WaitPoint& point, Seen seen) const;
+  Outcome time_out(const WaitPoint& point, Seen seen) const;
   int32_t culprit(const WaitPoint& point) const;
   uint64_t signs_of_life() const;
 

@@ -47,12 +47,18 @@ Outcome Worker::build_routes() {
   if (rank.counts.token_chunks == 0) {
     const Outcome outcome = await_drained();
     if (outcome != Outcome::kDone) return outcome;
-    rank.comm.publish_arrived(0);
+    rank.comm.publish_arrived(0, rank.layer());
   }
   for (int32_t src = 0; src < rank.problem.ranks; ++src) {
     const WaitPoint point{TaskKind::kRoutes, FlagName::kArrived, src == rank.self() ? 0 : rank.comm.bit(src)};
     const Outcome outcome = await(rank.symmetric.flags->arrived[src], rank.comm.epoch(), point);
     if (outcome != Outcome::kDone) return outcome;
+  }
+  for (int32_t src = 0; src < rank.problem.ranks; ++src) {
+    const uint64_t layer = look(rank.symmetric.flags->layer[src]);
+    if (layer != rank.layer()) {
+      return rank.comm.abort({Status::kUsage, rank.self(), TaskKind::kRoutes, FlagName::kLayer, src, -1, rank.layer(), layer, 0});
+    }
   }
   build_lists(rank);
   if (rank.local.block_begin[rank.weights.num_slots(rank.self())] == 0) rank.comm.publish_drained();

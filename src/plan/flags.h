@@ -16,6 +16,7 @@ struct SymmetricFlags {
   uint64_t refused[kMaxRanks];     // [src] newest epoch src has refused; written after the word below
   uint64_t reject[kMaxRanks];      // [src] RejectReason << 32 | value, for the epoch in `refused`
   uint64_t num_tokens[kMaxRanks];  // [src]
+  uint64_t layer[kMaxRanks];       // [src] which weights src uses in this call: ranks out of step are noticed, not served
   uint64_t arrived[kMaxRanks];     // [src] epoch whose rows, ids and weights of src are all here
   uint64_t drained[kMaxRanks];     // [dst] epoch whose rows from this rank dst has finished reading
   uint64_t progress[kMaxRanks];    // [src] counts signs of life; a wait times out only while nobody's moves

@@ -121,6 +121,36 @@ TEST_F(Failure, ARankStuckInTheMiddleTimesOutEverywhere) {
   }
 }
 
+// Rank 1 is stuck. Rank 0 needs nothing from it and succeeds. Of rank 2's tokens the first chunk is complete, but not the
+// second: nothing of its y may be written.
+TEST_F(Failure, YIsWholeOrUntouched) {
+  bring({20, 0, 20});
+  for (int rank : {0, 2}) {
+    for (size_t i = 0; i < tokens[rank].ids.size(); ++i) {
+      const bool to_stuck_rank = rank == 2 && i / kTopk >= 16;
+      tokens[rank].ids[i] = to_stuck_rank ? 4 : rank == 0 ? 1 : 7;
+      tokens[rank].weights[i] = 1.0f;
+    }
+  }
+  std::atomic<bool> released{false};
+  stop_in_front_of(TaskKind::kGemm2, calls[1], released);
+  std::vector<Result<void>> results(3);
+  std::thread stuck([&] { results[1] = run_rank(weights, *workspace, 1, calls[1], options(1000, 1), nullptr); });
+  std::thread complete([&] { results[0] = run_rank(weights, *workspace, 0, calls[0], options(1000, 3), nullptr); });
+  results[2] = run_rank(weights, *workspace, 2, calls[2], options(1000, 3), nullptr);
+  released = true;
+  stuck.join();
+  complete.join();
+  ASSERT_TRUE(results[0].ok()) << results[0].error().message;
+  EXPECT_EQ(tokens[0].y, expected(weights, tokens[0], kTopk));
+  for (int rank : {1, 2}) EXPECT_EQ(results[rank].error().status, Status::kTimeout);
+  EXPECT_TRUE(contains(results[2].error(), "rank 2, combine: rank 1 did not send its contributions to token 16 within 1000 ms (flag arrivals, "
+                                           "expected pieces 2, seen 0)"))
+      << results[2].error().message;
+  EXPECT_TRUE(untouched(2));
+  EXPECT_EQ(run_rank(weights, *workspace, 0, calls[0], options(1000), nullptr).error().status, Status::kPoisoned);
+}
+
 // A rank that works for longer than the timeout, task by task, is not silent: here 12 GEMM2 tasks after its last other flag.
 TEST_F(Failure, SlowProgressIsNotSilence) {
   shape.hidden = 1024;
@@ -222,6 +252,26 @@ TEST_F(Failure, ALayerThatDoesNotFitTheWorkspaceIsRefused) {
     EXPECT_TRUE(contains(result.error(), "the workspace was made for")) << result.error().message;
   }
   expect_works();
+}
+
+TEST_F(Failure, RanksOutOfStepAreNoticed) {
+  const CpuWeights other = make_weights({128, 32, 8, 3, 2});
+  bring({20, 20, 20});
+  std::vector<Result<void>> results(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      results[rank] = run_rank(rank == 1 ? other : weights, *workspace, rank, calls[rank], options(60000), nullptr);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int rank = 0; rank < 3; ++rank) {
+    ASSERT_FALSE(results[rank].ok());
+    EXPECT_EQ(results[rank].error().status, Status::kUsage);
+    EXPECT_TRUE(contains(results[rank].error(), "uses other weights in this call")) << results[rank].error().message;
+    EXPECT_TRUE(untouched(rank));
+  }
+  EXPECT_TRUE(workspace->poisoned());
 }
 
 TEST_F(Failure, OneCallAtATimePerRank) {

@@ -60,7 +60,7 @@ TEST(Flags, PublishCarriesThePayload) {
       double waited = 0;
       ASSERT_EQ(comm.await(comm.own_flags().drained[1], epoch - 1, {TaskKind::kDispatch, FlagName::kDrained, 2}, waited), Outcome::kDone);
       payload = static_cast<int64_t>(epoch * 3);
-      comm.publish_arrived(epoch);
+      comm.publish_arrived(epoch, 5);
     }
   });
   for (uint64_t epoch = 1; epoch <= kEpochs; ++epoch) {
@@ -128,7 +128,7 @@ TEST(RankComm, ATimeoutWritesOneRecordOnEveryRankAndEndsTheirWaits) {
 TEST(RankComm, ARefusalEndsTheWaitsOfItsEpochOnly) {
   auto memory = InProcessMemory::create(2, sizeof(SymmetricFlags)).take();
   const RankComm first(*memory, 0, 1, 1, 1000);
-  first.publish_arrived(5);
+  first.publish_arrived(5, 5);
   const RankComm second(*memory, 0, 1, 2, 1000);
   second.publish_refused(RejectReason::kTooManyTokens, 129);
   // Epoch 1 is not refused: rank 1 arrived in it. Epoch 2 is.
@@ -143,7 +143,7 @@ TEST(RankComm, ARefusalEndsTheWaitsOfItsEpochOnly) {
   const RankComm third(*memory, 0, 1, 3, 1000);
   third.publish_refused(RejectReason::kBadExpertId, 9);
   EXPECT_EQ(comm.refusing_rank(), 1);
-  RankComm(*memory, 0, 1, 4, 1000).publish_arrived(1);
+  RankComm(*memory, 0, 1, 4, 1000).publish_arrived(1, 5);
   EXPECT_EQ(RankComm(*memory, 0, 0, 4, 1000).refusing_rank(), -1);
 }
 
