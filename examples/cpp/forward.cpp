@@ -23,7 +23,8 @@ int main(int argc, char** argv) {
   const moe::Checkpoint checkpoint = take(moe::Checkpoint::open(argv[1]));
   const monomoe_layer_info info = take(checkpoint.layer_info(layer));
   const moe::Weights weights = take(checkpoint.weights(context, layer));
-  moe::Workspace workspace = take(moe::Workspace::create(context, weights, {.topk = topk, .hidden = info.hidden, .intermediate = info.intermediate, .capacity = num_tokens}));
+  moe::Workspace workspace = take(moe::Workspace::create(
+      context, weights, {.topk = topk, .hidden = info.hidden, .intermediate = info.intermediate, .capacity = num_tokens}));
 
   std::vector<uint16_t> x(num_tokens * info.hidden, 0x3F80), y(x.size());  // ones, as bf16
   const std::vector<int64_t> ids = {0, 1, 1, 0, 0, -1};                    // -1: an empty slot

@@ -73,11 +73,13 @@ MONOMOE_API monomoe_status monomoe_checkpoint_verify(const char* directory, int3
 // The layer against the float64 reference of the rounded weights (with the derived bound) and against exact dequantisation (information).
 // tokens as for monomoe_forward (y may be NULL: verify uses its own memory); placement may be NULL.
 // {"ok","stages":[{"stage","elements","outside_bound","worst":{...}}],"first_diverging_stage","cosine","calc_diff","worst":{...},
-//  "exact_dequantisation":{"cosine","calc_diff","worst"}, "times":{...}}
+//  "bitwise":{"checked","equal" or "why_not",...}, "exact_dequantisation":{"cosine","calc_diff","worst"}, "times":{...}}
+// bitwise: every stage against the contract's scalar code, where that takes seconds at most. A check that does not hold is "ok": false,
+// not an error.
 MONOMOE_API monomoe_status monomoe_checkpoint_verify_run(monomoe_context* context, const monomoe_checkpoint* checkpoint, int32_t layer,
                                                          const monomoe_placement* placement, float swiglu_limit, int32_t topk,
                                                          const monomoe_tokens* tokens, char** json);
-// One case line, e.g. "ranks=4 experts=16 topk=4 tokens=37 hidden=512 inter=256 w=nvfp4 seed=3": random weights and tokens, the same checks.
+// One case line (its ranks replace options->num_ranks), e.g. "ranks=4 experts=16 topk=4 tokens=37 hidden=512 inter=256 w=nvfp4 seed=3": random weights and tokens, the same checks.
 // Keys: docs/cases.md. The same report as verify_run, with "case".
 MONOMOE_API monomoe_status monomoe_verify_case(const monomoe_context_options* options, const char* line, char** json);
 
@@ -92,7 +94,9 @@ typedef struct monomoe_synth_options {
   int64_t num_tokens;     // rows of the input file OUT/input.safetensors; 0 = 64
   uint64_t seed;
 } monomoe_synth_options;
-// Writes directory (must not exist, or be empty): config.json, index, shards, input.safetensors. Complete or not at all.
+// Writes directory (must not exist, or be empty): config.json, index, shards of at most 2 GB, input.safetensors. Complete or not at all.
+// input.safetensors holds x BF16 [num_tokens, hidden] and, for models with hash layers, token_ids I64 [num_tokens]: the checkpoint's
+// own router decides, so its tensors are there too. Layers are numbered from 0 and all sparse; the first layers of DeepSeek-V4 are hash layers.
 MONOMOE_API monomoe_status monomoe_synth(const char* directory, const monomoe_synth_options* options);
 MONOMOE_API const char* const* monomoe_synth_geometries(void);  // NULL-terminated
 

@@ -4,7 +4,8 @@
 //  - A function that can fail returns monomoe_status; monomoe_last_error() then holds a sentence for the calling thread. Nothing is
 //    printed, nothing aborts, no exception leaves the library. On failure output parameters are unchanged.
 //  - Handles are opaque. Who creates, destroys; a handle must outlive what was made from it (context > weights, workspace).
-//  - Structs given by pointer begin with struct_size = sizeof(struct): later versions may append fields. Zero-initialise them.
+//  - Structs given by pointer begin with struct_size = sizeof(struct): later versions may append fields. Zero-initialise them. In an
+//    array of such structs the elements lie struct_size apart.
 //  - Tensors are row-major and contiguous; [A, B] is a shape; bf16 is the upper half of an fp32.
 //  - The arithmetic is a contract (docs/numerics.md): the same inputs give the same bits on every backend, for any number of
 //    ranks, any placement, capacity, batch position, thread count and vector width.

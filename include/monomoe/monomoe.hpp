@@ -143,7 +143,8 @@ class Workspace {
   }
   static Expected<Workspace> create(const Context& context, monomoe_workspace_options options) {
     options.struct_size = sizeof(options);
-    return detail::own<Workspace, monomoe_workspace>([&](monomoe_workspace** out) { return monomoe_workspace_create(context.get(), &options, out); });
+    return detail::own<Workspace, monomoe_workspace>(
+        [&](monomoe_workspace** out) { return monomoe_workspace_create(context.get(), &options, out); });
   }
   explicit Workspace(monomoe_workspace* raw) : handle_(raw) {}
   monomoe_workspace* get() const { return handle_.get(); }
@@ -168,14 +169,16 @@ inline monomoe_tokens tokens(std::span<const uint16_t> x, std::span<const int64_
 }
 
 // All ranks of the context in one call: ranks[i] is rank i's.
-inline Expected<Done> forward(const Weights& weights, Workspace& workspace, std::span<const monomoe_tokens> ranks, monomoe_times* times = nullptr) {
+inline Expected<Done> forward(const Weights& weights, Workspace& workspace, std::span<const monomoe_tokens> ranks,
+                              monomoe_times* times = nullptr) {
   return detail::done(monomoe_forward(weights.get(), workspace.get(), ranks.data(), times));
 }
 
 class Checkpoint {
  public:
   static Expected<Checkpoint> open(const std::string& directory) {
-    return detail::own<Checkpoint, monomoe_checkpoint>([&](monomoe_checkpoint** out) { return monomoe_checkpoint_open(directory.c_str(), out); });
+    return detail::own<Checkpoint, monomoe_checkpoint>(
+        [&](monomoe_checkpoint** out) { return monomoe_checkpoint_open(directory.c_str(), out); });
   }
   explicit Checkpoint(monomoe_checkpoint* raw) : handle_(raw) {}
   monomoe_checkpoint* get() const { return handle_.get(); }
@@ -187,7 +190,8 @@ class Checkpoint {
     return info;
   }
   // swiglu_limit < 0: as config.json says.
-  Expected<Weights> weights(const Context& context, int32_t layer, const monomoe_placement* placement = nullptr, float swiglu_limit = -1.0f) const {
+  Expected<Weights> weights(const Context& context, int32_t layer, const monomoe_placement* placement = nullptr,
+                            float swiglu_limit = -1.0f) const {
     return detail::own<Weights, monomoe_weights>(
         [&](monomoe_weights** out) { return monomoe_checkpoint_weights(context.get(), get(), layer, placement, swiglu_limit, out); });
   }

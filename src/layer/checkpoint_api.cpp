@@ -45,11 +45,13 @@ Result<void> route_tokens(const monomoe_checkpoint& checkpoint, int32_t layer, c
   auto loaded = load(checkpoint, layer, false, 1);
   if (!loaded) return loaded.error();
   if (!loaded.value().router) {
-    return bad_input(fmt::format("{}, layer {}: no router (gate.weight); give topk_ids and topk_weights", checkpoint.files.tensors().directory(), layer));
+    return bad_input(fmt::format("{}, layer {}: no router (gate.weight); give topk_ids and topk_weights",
+                                 checkpoint.files.tensors().directory(), layer));
   }
   const bool is_hash = loaded.value().router->table != nullptr;
   if (is_hash && token_ids == nullptr && num_tokens != 0) {
-    return usage_error(fmt::format("layer {} takes its experts from the token ids: token_ids is NULL, wanted {} of them", layer, num_tokens));
+    return usage_error(
+        fmt::format("layer {} takes its experts from the token ids: token_ids is NULL, wanted {} of them", layer, num_tokens));
   }
   auto config = checkpoint.files.router_config(loaded.value());
   if (!config) return config.error();
@@ -59,7 +61,8 @@ Result<void> route_tokens(const monomoe_checkpoint& checkpoint, int32_t layer, c
   if (auto given = require_pointer(topk_ids, "topk_ids"); !given) return given;
   if (auto given = require_pointer(topk_weights, "topk_weights"); !given) return given;
   const std::span<const uint16_t> rows(static_cast<const uint16_t*>(x), static_cast<size_t>(num_tokens * loaded.value().hidden));
-  const std::span<const int64_t> ids = is_hash ? std::span<const int64_t>(token_ids, static_cast<size_t>(num_tokens)) : std::span<const int64_t>{};
+  const std::span<const int64_t> ids =
+      is_hash ? std::span<const int64_t>(token_ids, static_cast<size_t>(num_tokens)) : std::span<const int64_t>{};
   auto routing = route(*loaded.value().router, config.value(), rows, num_tokens, ids);
   if (!routing) return routing.error();
   std::memcpy(topk_ids, routing.value().ids.data(), routing.value().ids.size() * sizeof(int64_t));

@@ -61,7 +61,8 @@ void verify_layer(const Checkpoint& checkpoint, LayerId id, Json& problems, Json
   auto loaded = checkpoint.load_layer(id, {.scan_values = true, .threads = threads});
   if (!loaded) return add_problems(where, loaded.error().message, problems);
   for (const std::string& note : loaded.value().notes) notes.push_back(where + ": " + note);
-  if (loaded.value().format == WeightFormat::kBf16) notes.push_back(where + ": experts are bf16 and must be quantised before the layer runs");
+  if (loaded.value().format == WeightFormat::kBf16)
+    notes.push_back(where + ": experts are bf16 and must be quantised before the layer runs");
   if (!loaded.value().router) notes.push_back(where + ": no router; topk_ids and topk_weights must be given");
   if (!loaded.value().router) return;
   if (const auto config = checkpoint.router_config(loaded.value()); !config) problems.push_back(problem(where, config.error().message));
@@ -86,11 +87,13 @@ std::string verify(const std::string& directory, int32_t only_layer) {
     verify_layer(checkpoint, summary.layer, problems, notes);
   }
   if (layers.empty()) {
-    problems.push_back(problem("files", only_layer < 0 ? fmt::format("{}: no MoE layer", printable(directory))
-                                                       : fmt::format("{}: layer {} is no MoE layer of this checkpoint", printable(directory), only_layer)));
+    problems.push_back(problem(
+        "files", only_layer < 0 ? fmt::format("{}: no MoE layer", printable(directory))
+                                : fmt::format("{}: layer {} is no MoE layer of this checkpoint", printable(directory), only_layer)));
   }
   for (const UnusedTensor& unused : checkpoint.unused()) {
-    notes.push_back(fmt::format("unused: {}{}{}: {}", printable(unused.file), unused.tensor.empty() ? "" : ", ", printable(unused.tensor), unused.reason));
+    notes.push_back(fmt::format("unused: {}{}{}: {}", printable(unused.file), unused.tensor.empty() ? "" : ", ", printable(unused.tensor),
+                                unused.reason));
   }
   return report_text(problems, notes, layers);
 }

@@ -49,7 +49,8 @@ Result<std::unique_ptr<monomoe_context>> make_context(const monomoe_context_opti
   auto bits = resolve_vector_bits(options.vector_bits);
   if (!bits) return bits.error();
   context->backend = MONOMOE_BACKEND_CPU;
-  context->why = backend == MONOMOE_BACKEND_CPU ? std::string("cpu was asked for") : "auto takes cpu: " + cuda_unavailable_reason(probe_cuda());
+  context->why =
+      backend == MONOMOE_BACKEND_CPU ? std::string("cpu was asked for") : "auto takes cpu: " + cuda_unavailable_reason(probe_cuda());
   context->num_ranks = std::max(options.num_ranks, 1);
   const int32_t cores = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
   context->num_threads = std::max(options.num_threads == 0 ? cores : options.num_threads, context->num_ranks);

@@ -8,7 +8,7 @@
 
 struct monomoe_context {
   monomoe_backend backend = MONOMOE_BACKEND_CPU;
-  std::string why;        // of the backend taken
+  std::string why;  // of the backend taken
   int32_t num_ranks = 1;
   int32_t num_threads = 1;  // over all ranks; at least one each
   int32_t vector_bits = 0;  // 128, 256 or 512: resolved

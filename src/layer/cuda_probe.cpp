@@ -64,8 +64,8 @@ CudaProbe probe_cuda() {
   }
   if (version != nullptr) version(&probe.driver_version);
   if (const int code = init(0); code != 0) {
-    probe.driver_problem = fmt::format("the NVIDIA driver library is there but cuInit failed with CUDA error {}{}", code,
-                                       code == 100 ? " (no device)" : "");
+    probe.driver_problem =
+        fmt::format("the NVIDIA driver library is there but cuInit failed with CUDA error {}{}", code, code == 100 ? " (no device)" : "");
     return probe;
   }
   probe.driver_works = true;

@@ -60,8 +60,10 @@ Json cuda_report(const CudaProbe& probe) {
   report["driver"] = {{"found", probe.driver_found}, {"works", probe.driver_works}, {"version", probe.driver_version}};
   Json devices = Json::array();
   for (const CudaDevice& device : probe.devices) {
-    devices.push_back({{"name", device.name}, {"compute_capability", fmt::format("{}.{}", device.major, device.minor)},
-                       {"memory_bytes", device.memory_bytes}, {"multiprocessors", device.multiprocessors}});
+    devices.push_back({{"name", device.name},
+                       {"compute_capability", fmt::format("{}.{}", device.major, device.minor)},
+                       {"memory_bytes", device.memory_bytes},
+                       {"multiprocessors", device.multiprocessors}});
   }
   report["devices"] = devices;
   return report;

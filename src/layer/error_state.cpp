@@ -40,7 +40,8 @@ monomoe_status record_exception() noexcept {
   try {
     throw;
   } catch (const std::bad_alloc&) {
-    return record_fixed(MONOMOE_UNAVAILABLE, "out of memory: the machine has less free memory than this call needs; monomoe_plan says how much");
+    return record_fixed(MONOMOE_UNAVAILABLE,
+                        "out of memory: the machine has less free memory than this call needs; monomoe_plan says how much");
   } catch (const std::exception& exception) {
     try {
       return record_failure(internal_error(std::string("unexpected fault inside the library: ") + exception.what()));
@@ -63,15 +64,24 @@ const char* monomoe_last_error(void) {
 
 const char* monomoe_status_name(monomoe_status status) {
   switch (status) {
-    case MONOMOE_OK: return "ok";
-    case MONOMOE_CHECK_FAILED: return "check failed";
-    case MONOMOE_USAGE: return "usage";
-    case MONOMOE_BAD_INPUT: return "bad input";
-    case MONOMOE_UNAVAILABLE: return "unavailable";
-    case MONOMOE_INTERNAL: return "internal";
-    case MONOMOE_TIMEOUT: return "timeout";
-    case MONOMOE_REJECTED: return "rejected";
-    case MONOMOE_POISONED: return "poisoned";
+    case MONOMOE_OK:
+      return "ok";
+    case MONOMOE_CHECK_FAILED:
+      return "check failed";
+    case MONOMOE_USAGE:
+      return "usage";
+    case MONOMOE_BAD_INPUT:
+      return "bad input";
+    case MONOMOE_UNAVAILABLE:
+      return "unavailable";
+    case MONOMOE_INTERNAL:
+      return "internal";
+    case MONOMOE_TIMEOUT:
+      return "timeout";
+    case MONOMOE_REJECTED:
+      return "rejected";
+    case MONOMOE_POISONED:
+      return "poisoned";
   }
   return "unknown";
 }

@@ -16,7 +16,8 @@ namespace {
 Result<void> check_handles(const monomoe_weights* weights, const monomoe_workspace* workspace) {
   if (auto given = require_pointer(weights, "weights"); !given) return given;
   if (auto given = require_pointer(workspace, "workspace"); !given) return given;
-  if (weights->context != workspace->context) return usage_error("weights and workspace belong to different contexts; create both from one");
+  if (weights->context != workspace->context)
+    return usage_error("weights and workspace belong to different contexts; create both from one");
   return {};
 }
 
@@ -64,7 +65,8 @@ cpu::RunOptions run_options(const monomoe_context& context) {
   return {&cpu::kernels(context.vector_bits), context.num_threads, context.timeout_ms};
 }
 
-Result<void> forward_all(const monomoe_weights& weights, monomoe_workspace& workspace, const monomoe_tokens* tokens, cpu::StageTimes* times) {
+Result<void> forward_all(const monomoe_weights& weights, monomoe_workspace& workspace, const monomoe_tokens* tokens,
+                         cpu::StageTimes* times) {
   std::vector<cpu::RankCall> calls;
   const auto* next = reinterpret_cast<const unsigned char*>(tokens);
   for (int32_t rank = 0; rank < workspace.context->num_ranks; ++rank) {
@@ -87,7 +89,8 @@ using namespace monomoe::layer;
 
 extern "C" {
 
-monomoe_status monomoe_forward(const monomoe_weights* weights, monomoe_workspace* workspace, const monomoe_tokens* tokens, monomoe_times* times) {
+monomoe_status monomoe_forward(const monomoe_weights* weights, monomoe_workspace* workspace, const monomoe_tokens* tokens,
+                               monomoe_times* times) {
   return guarded([&]() -> Result<void> {
     if (auto given = check_handles(weights, workspace); !given) return given;
     if (auto given = require_pointer(tokens, "tokens"); !given) return given;
@@ -99,12 +102,13 @@ monomoe_status monomoe_forward(const monomoe_weights* weights, monomoe_workspace
   });
 }
 
-monomoe_status monomoe_forward_rank(const monomoe_weights* weights, monomoe_workspace* workspace, int32_t rank, const monomoe_tokens* tokens,
-                                    void* stream, monomoe_times* times) {
+monomoe_status monomoe_forward_rank(const monomoe_weights* weights, monomoe_workspace* workspace, int32_t rank,
+                                    const monomoe_tokens* tokens, void* stream, monomoe_times* times) {
   return guarded([&]() -> Result<void> {
     if (auto given = check_handles(weights, workspace); !given) return given;
     const monomoe_context& context = *workspace->context;
-    if (rank < 0 || rank >= context.num_ranks) return usage_error(fmt::format("rank is {}, the context has ranks 0..{}", rank, context.num_ranks - 1));
+    if (rank < 0 || rank >= context.num_ranks)
+      return usage_error(fmt::format("rank is {}, the context has ranks 0..{}", rank, context.num_ranks - 1));
     cpu::RunOptions options = run_options(context);
     options.threads = std::max(1, context.num_threads / context.num_ranks + (rank < context.num_threads % context.num_ranks ? 1 : 0));
     Result<cpu::RankCall> call = call_from_abi(tokens, rank);

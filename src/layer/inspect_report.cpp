@@ -26,14 +26,16 @@ Json bad_values(const ScanResult& scan) {
   Json list = Json::array();
   for (const ScanFinding& finding : scan.findings) {
     constexpr const char* kWhere[] = {"code", "scale", "global_scale"};
-    list.push_back({{"what", finding.what}, {"where", kWhere[static_cast<int>(finding.where)]}, {"row", finding.row}, {"column", finding.column}});
+    list.push_back(
+        {{"what", finding.what}, {"where", kWhere[static_cast<int>(finding.where)]}, {"row", finding.row}, {"column", finding.column}});
   }
   return {{"count", scan.count}, {"first", list}};
 }
 
 Json matrix_report(const std::string& tensor, const SourceMatrix& matrix) {
   const ConversionCost cost = conversion_cost(matrix);
-  Json report = {{"tensor", printable(tensor)}, {"format", weight_format_text(matrix.format)}, {"rows", matrix.rows}, {"cols", matrix.cols}};
+  Json report = {
+      {"tensor", printable(tensor)}, {"format", weight_format_text(matrix.format)}, {"rows", matrix.rows}, {"cols", matrix.cols}};
   if (!cost.converts) {
     report["conversion"] = "none";
     return report;
@@ -48,7 +50,8 @@ Json matrix_report(const std::string& tensor, const SourceMatrix& matrix) {
   report["rms_relative_error"] = cost.rms_relative_error;
   report["groups"] = cost.groups;
   report["groups_outside_window"] = cost.groups_outside_window;
-  Json scales = {{"nan", cost.nan_scales}, {"infinite", cost.infinite_scales}, {"zero", cost.zero_scales}, {"negative", cost.negative_scales}};
+  Json scales = {
+      {"nan", cost.nan_scales}, {"infinite", cost.infinite_scales}, {"zero", cost.zero_scales}, {"negative", cost.negative_scales}};
   if (cost.zero_scales > 0) scales["first_zero"] = {cost.first_zero_row, cost.first_zero_column};
   report["scales"] = scales;
   report["bad_values"] = bad_values(cost.bad_values);
@@ -119,7 +122,8 @@ Result<Json> layer_report(const Checkpoint& checkpoint, LayerId id) {
   report["topk"] = checkpoint.config().topk ? Json(*checkpoint.config().topk) : Json(nullptr);
   report["swiglu_limit"] = checkpoint.config().swiglu_limit ? Json(*checkpoint.config().swiglu_limit) : Json(nullptr);
   report["router"] = router_report(checkpoint, layer);
-  report["shared_expert"] = layer.shared ? Json{{"format", weight_format_text(layer.shared_format)}, {"intermediate", layer.shared->gate.rows}} : Json(nullptr);
+  report["shared_expert"] =
+      layer.shared ? Json{{"format", weight_format_text(layer.shared_format)}, {"intermediate", layer.shared->gate.rows}} : Json(nullptr);
   report["notes"] = layer.notes;
   auto matrices = matrices_report(layer);
   if (!matrices) return matrices.error();
@@ -131,7 +135,9 @@ Result<std::string> inspect(const std::string& directory, int32_t only_layer) {
   auto opened = Checkpoint::open(directory);
   if (!opened) return opened.error();
   const Checkpoint& checkpoint = opened.value();
-  Json report = {{"directory", directory}, {"has_index", checkpoint.tensors().has_index()}, {"files", checkpoint.tensors().files().size()},
+  Json report = {{"directory", directory},
+                 {"has_index", checkpoint.tensors().has_index()},
+                 {"files", checkpoint.tensors().files().size()},
                  {"model_type", checkpoint.config().model_type.value_or("")}};
   Json layers = Json::array();
   for (const LayerSummary& summary : checkpoint.layers()) {
@@ -141,8 +147,9 @@ Result<std::string> inspect(const std::string& directory, int32_t only_layer) {
     layers.push_back(layer.take());
   }
   if (layers.empty()) {
-    return bad_input(only_layer < 0 ? fmt::format("{}: no MoE layer; wanted tensors like layers.0.ffn.experts.0.w1.weight", printable(directory))
-                                    : fmt::format("{}: layer {} is no MoE layer of this checkpoint", printable(directory), only_layer));
+    return bad_input(only_layer < 0
+                         ? fmt::format("{}: no MoE layer; wanted tensors like layers.0.ffn.experts.0.w1.weight", printable(directory))
+                         : fmt::format("{}: layer {} is no MoE layer of this checkpoint", printable(directory), only_layer));
   }
   report["layers"] = layers;
   return report.dump(-1, ' ', false, kReplaceBadText);

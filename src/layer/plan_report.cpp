@@ -28,20 +28,38 @@ Json region_sizes(std::initializer_list<std::pair<const char*, int64_t>> begins,
 }
 
 Json symmetric_regions(const SymmetricLayout& s) {
-  return region_sizes({{"flags", s.flags}, {"arrivals", s.arrivals}, {"route_ids", s.route_ids}, {"route_weights", s.route_weights},
-                       {"row_scales", s.row_scales}, {"row_codes", s.row_codes}, {"contributions", s.contributions}}, s.bytes);
+  return region_sizes({{"flags", s.flags},
+                       {"arrivals", s.arrivals},
+                       {"route_ids", s.route_ids},
+                       {"route_weights", s.route_weights},
+                       {"row_scales", s.row_scales},
+                       {"row_codes", s.row_codes},
+                       {"contributions", s.contributions}},
+                      s.bytes);
 }
 
 Json workspace_regions(const WorkspaceLayout& w) {
-  return region_sizes({{"flags", w.flags}, {"own_scales", w.own_scales}, {"own_codes", w.own_codes}, {"expert_begin", w.expert_begin},
-                       {"block_begin", w.block_begin}, {"block_done", w.block_done}, {"routes", w.routes}, {"mid_scales", w.mid_scales},
-                       {"mid_codes", w.mid_codes}}, w.bytes);
+  return region_sizes({{"flags", w.flags},
+                       {"own_scales", w.own_scales},
+                       {"own_codes", w.own_codes},
+                       {"expert_begin", w.expert_begin},
+                       {"block_begin", w.block_begin},
+                       {"block_done", w.block_done},
+                       {"routes", w.routes},
+                       {"mid_scales", w.mid_scales},
+                       {"mid_codes", w.mid_codes}},
+                      w.bytes);
 }
 
 Json tiles(const Problem& p) {
-  return {{"weight_rows", kTileRows}, {"k", kBlockK}, {"token_block", cpu::kTokenBlock}, {"token_chunk", kTokenChunk},
-          {"hidden_blocks", p.hidden_blocks()}, {"intermediate_blocks", p.intermediate_blocks()},
-          {"gemm1_tiles_per_block", p.intermediate_blocks()}, {"gemm2_tiles_per_block", gemm2_tiles(p.hidden)}};
+  return {{"weight_rows", kTileRows},
+          {"k", kBlockK},
+          {"token_block", cpu::kTokenBlock},
+          {"token_chunk", kTokenChunk},
+          {"hidden_blocks", p.hidden_blocks()},
+          {"intermediate_blocks", p.intermediate_blocks()},
+          {"gemm1_tiles_per_block", p.intermediate_blocks()},
+          {"gemm2_tiles_per_block", gemm2_tiles(p.hidden)}};
 }
 
 }  // namespace
@@ -50,11 +68,16 @@ std::string plan_report(const Problem& problem) {
   Json report;
   const Result<void> legal = check(problem);
   report["legal"] = legal.ok();
-  report["problem"] = {{"hidden", problem.hidden}, {"intermediate", problem.intermediate}, {"experts", problem.experts},
-                       {"topk", problem.topk}, {"ranks", problem.ranks}, {"capacity", problem.capacity},
+  report["problem"] = {{"hidden", problem.hidden},
+                       {"intermediate", problem.intermediate},
+                       {"experts", problem.experts},
+                       {"topk", problem.topk},
+                       {"ranks", problem.ranks},
+                       {"capacity", problem.capacity},
                        {"weights", weight_format_text(problem.weights)}};
-  report["multiples"] = {{"hidden", kBlockK}, {"intermediate", 32}, {"max_hidden", kMaxHidden}, {"max_intermediate", kMaxIntermediate},
-                         {"max_experts", kMaxExperts}, {"max_topk", kMaxTopk}, {"max_ranks", kMaxRanks}, {"max_capacity", kMaxCapacity}};
+  report["multiples"] = {
+      {"hidden", kBlockK},          {"intermediate", 32},   {"max_hidden", kMaxHidden}, {"max_intermediate", kMaxIntermediate},
+      {"max_experts", kMaxExperts}, {"max_topk", kMaxTopk}, {"max_ranks", kMaxRanks},   {"max_capacity", kMaxCapacity}};
   if (!legal) {
     report["rule"] = legal.error().message;
     return report.dump();
@@ -65,9 +88,12 @@ std::string plan_report(const Problem& problem) {
   const SymmetricLayout symmetric = symmetric_layout(problem);
   const WorkspaceLayout workspace = workspace_layout(problem, slots, cpu::kTokenBlock);
   const int64_t weights = slots * expert.bytes;
-  report["bytes_per_rank"] = {{"symmetric", symmetric.bytes}, {"workspace", workspace.bytes}, {"weights", weights},
+  report["bytes_per_rank"] = {{"symmetric", symmetric.bytes},
+                              {"workspace", workspace.bytes},
+                              {"weights", weights},
                               {"total", symmetric.bytes + workspace.bytes + weights}};
-  report["regions"] = {{"symmetric", symmetric_regions(symmetric)}, {"workspace", workspace_regions(workspace)},
+  report["regions"] = {{"symmetric", symmetric_regions(symmetric)},
+                       {"workspace", workspace_regions(workspace)},
                        {"weights", {{"expert", expert.bytes}, {"experts_of_the_fullest_rank", slots}}}};
   report["tiles"] = tiles(problem);
   report["padding"] = {{"intermediate", problem.padded_intermediate()},
@@ -86,8 +112,8 @@ extern "C" monomoe_status monomoe_plan(const monomoe_problem* problem, char** js
     if (auto given = require_pointer(json, "json"); !given) return given;
     auto format = format_from_abi(problem->format, "problem->format");
     if (!format) return format.error();
-    *json = caller_text(plan_report({problem->hidden, problem->intermediate, problem->experts, problem->topk, problem->ranks,
-                                     problem->capacity, format.value()}));
+    *json = caller_text(plan_report(
+        {problem->hidden, problem->intermediate, problem->experts, problem->topk, problem->ranks, problem->capacity, format.value()}));
     return {};
   });
 }

@@ -33,7 +33,8 @@ class PartialDirectory {
   static Result<PartialDirectory> create(const fs::path& target) {
     std::error_code code;
     if (fs::exists(target, code) && !(fs::is_directory(target, code) && fs::is_empty(target, code))) {
-      return usage_error(fmt::format("{} exists and is not an empty directory; choose another name or remove it", printable(target.string())));
+      return usage_error(
+          fmt::format("{} exists and is not an empty directory; choose another name or remove it", printable(target.string())));
     }
     PartialDirectory directory;
     directory.target_ = target;
@@ -57,7 +58,9 @@ class PartialDirectory {
   Result<void> put_in_place() {
     std::error_code code;
     fs::rename(partial_, target_, code);  // replaces an empty directory
-    if (code) return bad_input(fmt::format("cannot rename {} to {}: {}", printable(partial_.string()), printable(target_.string()), code.message()));
+    if (code)
+      return bad_input(
+          fmt::format("cannot rename {} to {}: {}", printable(partial_.string()), printable(target_.string()), code.message()));
     owned_ = false;
     return {};
   }
@@ -145,9 +148,12 @@ Result<SynthRequest> read_request(const monomoe_synth_options& options) {
   const int64_t layers = options.num_layers == 0 ? 1 : options.num_layers;
   const int64_t experts = options.num_experts == 0 ? geometry->experts : options.num_experts;
   const int64_t tokens = options.num_tokens == 0 ? 64 : options.num_tokens;
-  if (layers < 1 || layers > kMaxSynthLayers) return usage_error(fmt::format("options->num_layers is {}, wanted 1..{}", layers, kMaxSynthLayers));
-  if (experts < 1 || experts > kMaxExperts) return usage_error(fmt::format("options->num_experts is {}, wanted 1..{}", experts, kMaxExperts));
-  if (tokens < 1 || tokens > kMaxSynthTokens) return usage_error(fmt::format("options->num_tokens is {}, wanted 1..{}", tokens, kMaxSynthTokens));
+  if (layers < 1 || layers > kMaxSynthLayers)
+    return usage_error(fmt::format("options->num_layers is {}, wanted 1..{}", layers, kMaxSynthLayers));
+  if (experts < 1 || experts > kMaxExperts)
+    return usage_error(fmt::format("options->num_experts is {}, wanted 1..{}", experts, kMaxExperts));
+  if (tokens < 1 || tokens > kMaxSynthTokens)
+    return usage_error(fmt::format("options->num_tokens is {}, wanted 1..{}", tokens, kMaxSynthTokens));
   return SynthRequest{geometry, {layers, experts, format.value()}, tokens};
 }
 

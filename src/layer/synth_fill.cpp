@@ -48,7 +48,8 @@ void shape_bytes(const FillSpec& spec, std::span<uint8_t> bytes) {
     case Fill::kE4m3Scales:
       for (uint8_t& code : bytes) code = static_cast<uint8_t>(spec.low + (code & 31));
       break;
-    default: break;
+    default:
+      break;
   }
 }
 
@@ -67,17 +68,23 @@ void shape_element(const FillSpec& spec, uint64_t key, uint64_t i, uint8_t* dst)
   const float unit = spec.fill == Fill::kBf16Normal ? about_normal(random) : signed_unit(static_cast<uint32_t>(random));
   const float value = spec.center + spec.spread * unit;
   const uint16_t rounded = bf16_encode(value);
-  if (spec.fill == Fill::kF32Uniform) std::memcpy(dst, &value, sizeof(value));
-  else std::memcpy(dst, &rounded, sizeof(rounded));
+  if (spec.fill == Fill::kF32Uniform)
+    std::memcpy(dst, &value, sizeof(value));
+  else
+    std::memcpy(dst, &rounded, sizeof(rounded));
 }
 
 uint64_t element_bytes(Fill fill) {
   switch (fill) {
-    case Fill::kF32Uniform: return 4;
+    case Fill::kF32Uniform:
+      return 4;
     case Fill::kBf16Uniform:
-    case Fill::kBf16Normal: return 2;
-    case Fill::kI64Below: return 8;
-    default: return 1;
+    case Fill::kBf16Normal:
+      return 2;
+    case Fill::kI64Below:
+      return 8;
+    default:
+      return 1;
   }
 }
 

@@ -12,8 +12,10 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr Geometry kGeometries[] = {
-    {"deepseek-v4-flash", "deepseek_v4", "DeepseekV4ForCausalLM", true, 4096, 2048, 256, 6, 1, 3, 129280, Scoring::kSqrtSoftplus, true, 0, 0, 1.5, 10},
-    {"deepseek-v4-pro", "deepseek_v4", "DeepseekV4ForCausalLM", true, 7168, 3072, 384, 6, 1, 3, 129280, Scoring::kSqrtSoftplus, true, 0, 0, 2.5, 10},
+    {"deepseek-v4-flash", "deepseek_v4", "DeepseekV4ForCausalLM", true, 4096, 2048, 256, 6, 1, 3, 129280, Scoring::kSqrtSoftplus, true, 0,
+     0, 1.5, 10},
+    {"deepseek-v4-pro", "deepseek_v4", "DeepseekV4ForCausalLM", true, 7168, 3072, 384, 6, 1, 3, 129280, Scoring::kSqrtSoftplus, true, 0, 0,
+     2.5, 10},
     {"mimo-v2.5-pro", "mimo_v2", "MiMoV2ForCausalLM", false, 6144, 2048, 384, 8, 0, 0, 152576, Scoring::kSigmoid, true, 1, 1, 0, 0},
     {"deepseek-v3", "deepseek_v3", "DeepseekV3ForCausalLM", false, 7168, 2048, 256, 8, 1, 0, 129280, Scoring::kSigmoid, true, 8, 4, 2.5, 0},
     {"kimi-k2", "kimi_k2", "DeepseekV3ForCausalLM", false, 7168, 2048, 384, 8, 1, 0, 163840, Scoring::kSigmoid, true, 1, 1, 2.827, 0},

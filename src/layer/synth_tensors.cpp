@@ -79,9 +79,12 @@ void add_expert(TensorList& list, const Geometry& geometry, WeightFormat format,
     const int64_t cols = is_down ? geometry.intermediate : geometry.hidden;
     const double deviation = (is_down ? kDownGain : 1.0) / std::sqrt(static_cast<double>(cols));
     const Matrix m{prefix + matrix_name(geometry, matrix), rows, cols, deviation};
-    if (format == WeightFormat::kNvfp4) add_nvfp4(list, m);
-    else if (format == WeightFormat::kMxfp4) add_mxfp4(list, geometry, m);
-    else add_fp8(list, geometry, m);
+    if (format == WeightFormat::kNvfp4)
+      add_nvfp4(list, m);
+    else if (format == WeightFormat::kMxfp4)
+      add_mxfp4(list, geometry, m);
+    else
+      add_fp8(list, geometry, m);
   }
 }
 

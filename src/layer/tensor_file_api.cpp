@@ -47,9 +47,11 @@ Result<NamedTensor> tensor_to_write(const monomoe_tensor& tensor, int64_t index)
     return usage_error(fmt::format("tensors[{}]: name or dtype is NULL", index));
   }
   const std::optional<DType> dtype = dtype_from_name(tensor.dtype);
-  if (!dtype) return usage_error(fmt::format("tensors[{}] '{}': dtype '{}' is unknown", index, printable(tensor.name), printable(tensor.dtype)));
+  if (!dtype)
+    return usage_error(fmt::format("tensors[{}] '{}': dtype '{}' is unknown", index, printable(tensor.name), printable(tensor.dtype)));
   if (tensor.num_dims < 0 || tensor.num_dims > kMaxDims) {
-    return usage_error(fmt::format("tensors[{}] '{}': num_dims is {}, wanted 0..{}", index, printable(tensor.name), tensor.num_dims, kMaxDims));
+    return usage_error(
+        fmt::format("tensors[{}] '{}': num_dims is {}, wanted 0..{}", index, printable(tensor.name), tensor.num_dims, kMaxDims));
   }
   uint64_t elements = 1;
   for (int d = 0; d < tensor.num_dims; ++d) {
@@ -60,9 +62,11 @@ Result<NamedTensor> tensor_to_write(const monomoe_tensor& tensor, int64_t index)
   }
   const uint64_t wanted = elements * static_cast<uint64_t>(dtype_bits(*dtype)) / 8;
   if (tensor.bytes != wanted) {
-    return usage_error(fmt::format("tensors[{}] '{}': bytes is {}, its shape and dtype want {}", index, printable(tensor.name), tensor.bytes, wanted));
+    return usage_error(
+        fmt::format("tensors[{}] '{}': bytes is {}, its shape and dtype want {}", index, printable(tensor.name), tensor.bytes, wanted));
   }
-  if (tensor.data == nullptr && wanted != 0) return usage_error(fmt::format("tensors[{}] '{}': data is NULL", index, printable(tensor.name)));
+  if (tensor.data == nullptr && wanted != 0)
+    return usage_error(fmt::format("tensors[{}] '{}': data is NULL", index, printable(tensor.name)));
   NamedTensor named;
   named.spec = {tensor.name, *dtype, std::vector<int64_t>(tensor.dims, tensor.dims + tensor.num_dims)};
   named.data = {static_cast<const uint8_t*>(tensor.data), static_cast<size_t>(tensor.bytes)};

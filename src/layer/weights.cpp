@@ -36,7 +36,8 @@ Result<SourceMatrix> matrix_from_abi(const monomoe_matrix& matrix, std::string_v
 
 Result<SourceExpert> expert_from_abi(const monomoe_expert& expert, int64_t index) {
   SourceExpert source;
-  const std::pair<const monomoe_matrix*, SourceMatrix*> matrices[] = {{&expert.gate, &source.gate}, {&expert.up, &source.up}, {&expert.down, &source.down}};
+  const std::pair<const monomoe_matrix*, SourceMatrix*> matrices[] = {
+      {&expert.gate, &source.gate}, {&expert.up, &source.up}, {&expert.down, &source.down}};
   constexpr const char* kNames[] = {"gate", "up", "down"};
   for (int m = 0; m < 3; ++m) {
     auto matrix = matrix_from_abi(*matrices[m].first, fmt::format("expert {} {}", index, kNames[m]));
@@ -52,9 +53,11 @@ Result<void> scan_expert(const SourceExpert& expert, int64_t index) {
     const ScanResult scan = scan_matrix(*matrix);
     if (scan.count == 0) continue;
     const ScanFinding& first = scan.findings.front();
-    const char* where = first.where == ScanFinding::Where::kCode ? "code" : first.where == ScanFinding::Where::kScale ? "scale" : "global scale";
-    return bad_input(fmt::format("expert {} {}: {} at {} row {}, column {}{}; quantise the matrix again", index, name, first.what, where, first.row,
-                                 first.column, scan.count > 1 ? fmt::format(", and {} more bad values", scan.count - 1) : ""));
+    const char* where = first.where == ScanFinding::Where::kCode    ? "code"
+                        : first.where == ScanFinding::Where::kScale ? "scale"
+                                                                    : "global scale";
+    return bad_input(fmt::format("expert {} {}: {} at {} row {}, column {}{}; quantise the matrix again", index, name, first.what, where,
+                                 first.row, first.column, scan.count > 1 ? fmt::format(", and {} more bad values", scan.count - 1) : ""));
   }
   return {};
 }
@@ -91,7 +94,8 @@ Result<float> checked_limit(float swiglu_limit) {
 
 Result<PlacementTable> make_placement(const monomoe_placement* placement, int64_t experts, int64_t ranks) {
   if (placement == nullptr) return PlacementTable::even(experts, ranks);
-  if (placement->count < 0) return usage_error(fmt::format("placement->count is {}, wanted at least one entry per expert", placement->count));
+  if (placement->count < 0)
+    return usage_error(fmt::format("placement->count is {}, wanted at least one entry per expert", placement->count));
   if (placement->count > 0 && (placement->expert == nullptr || placement->rank == nullptr || placement->slot == nullptr)) {
     return usage_error("placement->expert, placement->rank or placement->slot is NULL");
   }
@@ -116,7 +120,9 @@ Result<std::unique_ptr<monomoe_weights>> pack_weights(const monomoe_context& con
   auto packed = cpu::CpuWeights::create(problem, std::move(placement), limit.value());
   if (!packed) return packed.error();
   std::unique_ptr<monomoe_weights> weights(new monomoe_weights{&context, packed.take()});
-  const auto pack_item = [&](int64_t e) { return pack_expert(source.experts[e], problem, weights->cpu.expert_data(static_cast<int32_t>(e))); };
+  const auto pack_item = [&](int64_t e) {
+    return pack_expert(source.experts[e], problem, weights->cpu.expert_data(static_cast<int32_t>(e)));
+  };
   if (auto done = parallel_for(problem.experts, context.num_threads, pack_item); !done) return done.error();
   return weights;
 }
@@ -152,7 +158,8 @@ monomoe_status monomoe_weights_replace_expert(monomoe_weights* weights, int32_t 
     if (auto given = require_pointer(weights, "weights"); !given) return given;
     if (auto given = require_pointer(source, "source"); !given) return given;
     const Problem& problem = weights->cpu.problem();
-    if (expert < 0 || expert >= problem.experts) return usage_error(fmt::format("expert is {}, the layer has experts 0..{}", expert, problem.experts - 1));
+    if (expert < 0 || expert >= problem.experts)
+      return usage_error(fmt::format("expert is {}, the layer has experts 0..{}", expert, problem.experts - 1));
     auto matrices = expert_from_abi(*source, expert);
     if (!matrices) return matrices.error();
     if (auto legal = check_and_scan(matrices.value(), problem, expert, true); !legal) return legal;

@@ -25,7 +25,8 @@ Result<std::unique_ptr<monomoe_workspace>> make_workspace(const monomoe_context&
   problem.capacity = options.capacity;
   if (auto legal = check(problem); !legal) return legal.error();
   if (options.max_experts < 1 || options.max_experts > kMaxSlots) {
-    return usage_error(fmt::format("options->max_experts is {}, wanted 1..{}; monomoe_weights_max_local_experts gives it", options.max_experts, kMaxSlots));
+    return usage_error(fmt::format("options->max_experts is {}, wanted 1..{}; monomoe_weights_max_local_experts gives it",
+                                   options.max_experts, kMaxSlots));
   }
   auto cpu = cpu::CpuWorkspace::create(problem, options.max_experts);
   if (!cpu) return cpu.error();

@@ -1,0 +1,133 @@
+// The whole public ABI from C11, through the shared library: reports, tensor files, a synthetic checkpoint and its layer.
+// Usage: c_abi DIRECTORY; leaves a small checkpoint in DIRECTORY/checkpoint. Prints what does not hold; exits 1 then.
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "monomoe/checkpoint.h"
+#include "monomoe/monomoe.h"
+
+static int failures = 0;
+
+#define EXPECT(condition)                                                                                         \
+  do {                                                                                                            \
+    if (!(condition)) {                                                                                           \
+      ++failures;                                                                                                 \
+      fprintf(stderr, "line %d: %s does not hold; last error: %s\n", __LINE__, #condition, monomoe_last_error()); \
+    }                                                                                                             \
+  } while (0)
+
+static void test_names(void) {
+  EXPECT(strcmp(monomoe_version(), "0.1.0") == 0);
+  EXPECT(monomoe_abi_version() == MONOMOE_ABI_VERSION);
+  EXPECT(strcmp(monomoe_last_error(), "") == 0);
+  EXPECT(strcmp(monomoe_status_name(MONOMOE_OK), "ok") == 0);
+  EXPECT(strcmp(monomoe_status_name(MONOMOE_POISONED), "poisoned") == 0);
+  monomoe_free_text(NULL);
+  monomoe_context_destroy(NULL);
+  monomoe_weights_destroy(NULL);
+  monomoe_workspace_destroy(NULL);
+  monomoe_checkpoint_close(NULL);
+  monomoe_tensor_file_close(NULL);
+}
+
+static void test_reports(void) {
+  char* json = NULL;
+  monomoe_problem problem = {sizeof(problem), MONOMOE_NVFP4, 4096, 2048, 256, 6, 8, 64};
+  EXPECT(monomoe_plan(&problem, &json) == MONOMOE_OK);
+  EXPECT(json != NULL && strstr(json, "\"legal\":true") != NULL);
+  monomoe_free_text(json);
+  json = NULL;
+  problem.hidden = 100;
+  EXPECT(monomoe_plan(&problem, &json) == MONOMOE_OK);
+  EXPECT(json != NULL && strstr(json, "\"legal\":false") != NULL && strstr(json, "hidden is 100") != NULL);
+  monomoe_free_text(json);
+  json = NULL;
+  EXPECT(monomoe_plan(NULL, &json) == MONOMOE_USAGE && json == NULL);
+  EXPECT(strstr(monomoe_last_error(), "problem") != NULL);
+  EXPECT(monomoe_doctor(&json) == MONOMOE_OK);
+  EXPECT(json != NULL && strstr(json, "\"cpu\"") != NULL);
+  monomoe_free_text(json);
+}
+
+static void test_backends(void) {
+  monomoe_context_options options = {sizeof(options), MONOMOE_BACKEND_AUTO, 2, 2, 0, 0};
+  monomoe_context* context = NULL;
+  EXPECT(monomoe_context_create(&options, &context) == MONOMOE_OK);
+  const char* why = NULL;
+  EXPECT(monomoe_context_backend(context, &why) == MONOMOE_BACKEND_CPU);
+  EXPECT(why != NULL && strstr(why, "auto takes cpu") != NULL);
+  monomoe_context_destroy(context);
+  context = NULL;
+  options.backend = MONOMOE_BACKEND_CUDA;
+  EXPECT(monomoe_context_create(&options, &context) == MONOMOE_UNAVAILABLE && context == NULL);
+  EXPECT(strstr(monomoe_last_error(), "use backend cpu or auto") != NULL);
+}
+
+static void test_tensor_file(const char* directory) {
+  char path[4096];
+  snprintf(path, sizeof(path), "%s/tensors.safetensors", directory);
+  const float values[6] = {1, 2, 3, 4, 5, 6};
+  monomoe_tensor tensor = {"a.b", "F32", 2, {2, 3}, values, sizeof(values)};
+  EXPECT(monomoe_tensor_file_write(path, &tensor, 1) == MONOMOE_OK);
+  monomoe_tensor_file* file = NULL;
+  EXPECT(monomoe_tensor_file_open(path, &file) == MONOMOE_OK);
+  EXPECT(monomoe_tensor_file_count(file) == 1);
+  monomoe_tensor read;
+  memset(&read, 0, sizeof(read));
+  EXPECT(monomoe_tensor_file_find(file, "a.b", &read) == MONOMOE_OK);
+  EXPECT(strcmp(read.dtype, "F32") == 0 && read.num_dims == 2 && read.dims[0] == 2 && read.dims[1] == 3);
+  EXPECT(read.bytes == sizeof(values) && memcmp(read.data, values, sizeof(values)) == 0);
+  EXPECT(monomoe_tensor_file_find(file, "absent", &read) == MONOMOE_BAD_INPUT);
+  EXPECT(strstr(monomoe_last_error(), "absent") != NULL && strstr(monomoe_last_error(), path) != NULL);
+  EXPECT(monomoe_tensor_file_at(file, 1, &read) == MONOMOE_USAGE);
+  monomoe_tensor_file_close(file);
+  // A wrong write leaves the old file.
+  tensor.bytes = 5;
+  EXPECT(monomoe_tensor_file_write(path, &tensor, 1) == MONOMOE_USAGE);
+  file = NULL;
+  EXPECT(monomoe_tensor_file_open(path, &file) == MONOMOE_OK);
+  monomoe_tensor_file_close(file);
+}
+
+static void test_checkpoint(const char* directory) {
+  char path[4096];
+  snprintf(path, sizeof(path), "%s/checkpoint", directory);
+  monomoe_synth_options options = {sizeof(options), "qwen3-235b", MONOMOE_MXFP4, 1, 4, 3, 7};
+  EXPECT(monomoe_synth(path, &options) == MONOMOE_OK);
+  EXPECT(monomoe_synth(path, &options) == MONOMOE_USAGE);  // not empty any more
+  monomoe_checkpoint* checkpoint = NULL;
+  EXPECT(monomoe_checkpoint_open(path, &checkpoint) == MONOMOE_OK);
+  if (checkpoint == NULL) return;
+  monomoe_layer_info info = {0};
+  info.struct_size = sizeof(info);
+  EXPECT(monomoe_checkpoint_layer_info(checkpoint, 0, &info) == MONOMOE_OK);
+  EXPECT(info.hidden == 4096 && info.intermediate == 1536 && info.num_experts == 4 && info.topk == 4);
+  EXPECT(info.format == MONOMOE_MXFP4 && info.has_router && !info.needs_token_ids && !info.has_shared_expert);
+  EXPECT(monomoe_checkpoint_layer_info(checkpoint, 1, &info) == MONOMOE_BAD_INPUT);
+  uint16_t* x = calloc((size_t)(2 * info.hidden), sizeof(uint16_t));
+  int64_t ids[8];
+  float weights[8];
+  EXPECT(monomoe_checkpoint_route(checkpoint, 0, x, 2, NULL, ids, weights) == MONOMOE_OK);
+  for (int i = 0; i < 8; ++i) EXPECT(ids[i] == i % 4 && weights[i] == 0.25f);  // all logits are zero
+  free(x);
+  monomoe_checkpoint_close(checkpoint);
+  char* json = NULL;
+  EXPECT(monomoe_checkpoint_verify(path, -1, &json) == MONOMOE_OK);
+  EXPECT(json != NULL && strstr(json, "\"ok\":true") != NULL);
+  monomoe_free_text(json);
+}
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    fprintf(stderr, "usage: c_abi DIRECTORY\n");
+    return 2;
+  }
+  test_names();
+  test_reports();
+  test_backends();
+  test_tensor_file(argv[1]);
+  test_checkpoint(argv[1]);
+  return failures == 0 ? 0 : 1;
+}
