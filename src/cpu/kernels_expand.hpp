@@ -5,6 +5,7 @@
 #include <emmintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "numerics/e4m3.h"
 #include "numerics/tensor_core.h"
@@ -169,7 +170,7 @@ struct ExpandedToken {
   uint32_t exponents[kBlockK];
 };
 
-// Returns whether a code is NaN.
+// Returns whether a code is NaN. The block then counts as zeros: its scale carries the NaN.
 [[maybe_unused]] bool expand_token(const uint8_t* codes, ExpandedToken& out) {
   uint32_t nans = 0;
   for (int k = 0; k < kBlockK; ++k) {
@@ -180,6 +181,7 @@ struct ExpandedToken {
     out.exponents[k] = select_bits(magnitude == 0, 0, exponent * 0x01010101u);
     out.values[k] = e4m3_decode(codes[k]);
   }
+  if (nans != 0) std::memset(&out, 0, sizeof out);
   return nans != 0;
 }
 
