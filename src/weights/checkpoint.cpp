@@ -30,8 +30,8 @@ void place(LocatedTensor& slot, const LocatedTensor& tensor, LayerTensors& layer
   if (slot.entry == nullptr) {
     slot = tensor;
   } else {
-    layer.conflicts.push_back(fmt::format("tensors \"{}\" and \"{}\" have one meaning; wanted one of them: remove the other", printable(slot.entry->name),
-                                          printable(tensor.entry->name)));
+    layer.conflicts.push_back(fmt::format("tensors \"{}\" and \"{}\" have one meaning; wanted one of them: remove the other",
+                                          printable(slot.entry->name), printable(tensor.entry->name)));
   }
 }
 
@@ -79,25 +79,39 @@ Result<void> Checkpoint::sort_names() {
     LayerTensors& layer = *slot;
     if (layer.prefix.empty()) layer.prefix = name->layer_prefix;
     if (layer.prefix != name->layer_prefix) {
-      layer.conflicts.push_back(fmt::format("tensor \"{}\": this layer's tensors begin with both \"{}\" and \"{}\"; wanted one prefix: remove the "
-                                            "copies", printable(tensor.entry->name), printable(layer.prefix), printable(name->layer_prefix)));
+      layer.conflicts.push_back(
+          fmt::format("tensor \"{}\": this layer's tensors begin with both \"{}\" and \"{}\"; wanted one prefix: remove the "
+                      "copies",
+                      printable(tensor.entry->name), printable(layer.prefix), printable(name->layer_prefix)));
       continue;
     }
     switch (name->kind) {
       case Kind::kExpert:
-      case Kind::kSharedExpert: sort_matrix(*name, tensor, layer); break;
-      case Kind::kRouterWeight: place(layer.router_weight, tensor, layer); break;
-      case Kind::kRouterBias: place(layer.router_bias, tensor, layer); break;
-      case Kind::kHashTable: place(layer.hash_table, tensor, layer); break;
-      case Kind::kFused: layer.fused.push_back(tensor); break;
+      case Kind::kSharedExpert:
+        sort_matrix(*name, tensor, layer);
+        break;
+      case Kind::kRouterWeight:
+        place(layer.router_weight, tensor, layer);
+        break;
+      case Kind::kRouterBias:
+        place(layer.router_bias, tensor, layer);
+        break;
+      case Kind::kHashTable:
+        place(layer.hash_table, tensor, layer);
+        break;
+      case Kind::kFused:
+        layer.fused.push_back(tensor);
+        break;
       case Kind::kUnknownShared:
-        layer.unsupported_shared = layer.unsupported_shared || changes_result(tensor.entry->name) || name->part == TensorPart::kWeight;
+        layer.unsupported_shared = true;
         unknown_.push_back({file_of(tensor), tensor.entry->name, "not a known tensor of a shared expert"});
         break;
       case Kind::kUnknownExpert:
         if (changes_result(tensor.entry->name)) {
-          layer.refused.push_back(fmt::format("tensor \"{}\" ({}) would change the result and is not supported; wanted experts of weights and "
-                                              "scales alone: convert the checkpoint", printable(tensor.entry->name), printable(file_of(tensor))));
+          layer.refused.push_back(
+              fmt::format("tensor \"{}\" ({}) would change the result and is not supported; wanted experts of weights and "
+                          "scales alone: convert the checkpoint",
+                          printable(tensor.entry->name), printable(file_of(tensor))));
         } else {
           unknown_.push_back({file_of(tensor), tensor.entry->name, "not a known tensor of an expert"});
         }
@@ -133,7 +147,8 @@ Result<LayerWeights> Checkpoint::load_layer(LayerId layer, const LoadOptions& op
   for (const LayerSummary& summary : present) labels += (labels.empty() ? "" : ", ") + summary.layer.label();
   return usage_error(fmt::format("{}: layer {} has no experts; layers with experts: {}", printable(tensors_->directory()), layer.label(),
                                  labels.empty() ? "none (wanted names like layers.0.ffn.experts.0.w1.weight or "
-                                                  "model.layers.0.mlp.experts.0.gate_proj.weight)" : labels));
+                                                  "model.layers.0.mlp.experts.0.gate_proj.weight)"
+                                                : labels));
 }
 
 Result<RouterConfig> Checkpoint::router_config(const LayerWeights& layer) const {
@@ -144,13 +159,15 @@ Result<RouterConfig> Checkpoint::router_config(const LayerWeights& layer) const 
   if (!config_.topk) missing.add("num_experts_per_tok");
   if (!config_.norm_topk_prob) missing.add("norm_topk_prob");
   if (!missing.empty()) {
-    return bad_input(fmt::format("{}: config.json does not state {}, which the router needs; state it, or give topk_ids and topk_weights", where,
-                                 missing.text(", ")));
+    return bad_input(fmt::format("{}: config.json does not state {}, which the router needs; state it, or give topk_ids and topk_weights",
+                                 where, missing.text(", ")));
   }
   const bool hash = layer.router->table != nullptr;
   if (!layer.layer.mtp && !hash && config_.hash_layers && layer.layer.index < *config_.hash_layers) {
-    return bad_input(fmt::format("{}: config.json states num_hash_layers {}, so this layer needs the tensor gate.tid2eid, which is missing; fetch "
-                                 "the shard that holds it", where, *config_.hash_layers));
+    return bad_input(
+        fmt::format("{}: config.json states num_hash_layers {}, so this layer needs the tensor gate.tid2eid, which is missing; fetch "
+                    "the shard that holds it",
+                    where, *config_.hash_layers));
   }
   RouterConfig out;
   out.scoring = *config_.scoring;

@@ -34,8 +34,8 @@ struct LayerWeights {
   std::optional<SourceExpert> shared;        // its intermediate size may differ: shared->gate.rows
   ExpertSource shared_source;
   WeightFormat shared_format = WeightFormat::kBf16;
-  std::optional<RouterTensors> router;  // absent in a checkpoint of experts alone
-  std::vector<std::string> notes;       // legal but worth a line (config.json states another global format, unknown tensors, ...)
+  std::optional<RouterTensors> router;     // absent in a checkpoint of experts alone
+  std::vector<std::string> notes;          // legal but worth a line (config.json states another global format, unknown tensors, ...)
   std::shared_ptr<const TensorSet> files;  // keeps the maps alive
 };
 

@@ -95,8 +95,8 @@ struct ModelHabit {
   bool norm_topk_prob;
 };
 constexpr ModelHabit kHabits[] = {
-    {"deepseek_v4", Scoring::kSqrtSoftplus, true}, {"deepseek_v3", Scoring::kSigmoid, true}, {"deepseek_v32", Scoring::kSigmoid, true},
-    {"kimi_k2", Scoring::kSigmoid, true},          {"glm4_moe", Scoring::kSigmoid, true},    {"glm_moe_dsa", Scoring::kSigmoid, true},
+    {"deepseek_v4", Scoring::kSqrtSoftplus, true}, {"deepseek_v3", Scoring::kSigmoid, true},   {"deepseek_v32", Scoring::kSigmoid, true},
+    {"kimi_k2", Scoring::kSigmoid, true},          {"glm4_moe", Scoring::kSigmoid, true},      {"glm_moe_dsa", Scoring::kSigmoid, true},
     {"mimo_v2", Scoring::kSigmoid, true},          {"mimo_v2_flash", Scoring::kSigmoid, true}, {"mimo", Scoring::kSigmoid, true},
     {"qwen3_moe", Scoring::kSoftmax, false},       {"qwen2_moe", Scoring::kSoftmax, false},
 };
@@ -165,9 +165,12 @@ Result<json> parse_object(std::string_view text, std::string_view file) {
 
 std::string_view scoring_name(Scoring scoring) {
   switch (scoring) {
-    case Scoring::kSoftmax: return "softmax";
-    case Scoring::kSigmoid: return "sigmoid";
-    default: return "sqrtsoftplus";
+    case Scoring::kSoftmax:
+      return "softmax";
+    case Scoring::kSigmoid:
+      return "sigmoid";
+    default:
+      return "sqrtsoftplus";
   }
 }
 

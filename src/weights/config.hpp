@@ -22,7 +22,7 @@ struct QuantHints {
   std::string quant_method, quant_algo, moe_quant_algo, expert_dtype, scale_fmt, format;
   std::optional<std::array<int64_t, 2>> weight_block_size;
   std::optional<int64_t> group_size;
-  std::vector<std::string> ignore;                     // module patterns that are not quantised this way ('*' wildcards)
+  std::vector<std::string> ignore;                      // module patterns that are not quantised this way ('*' wildcards)
   std::map<std::string, std::string> quantized_layers;  // module -> algorithm, lower case
 };
 

@@ -48,9 +48,7 @@ void read_layers(const json& object, QuantHints& hints) {
   }
 }
 
-std::string_view without_model(std::string_view name) {
-  return name.starts_with("model.") ? name.substr(6) : name;
-}
+std::string_view without_model(std::string_view name) { return name.starts_with("model.") ? name.substr(6) : name; }
 
 // Linear two-pointer match with one '*' to go back to.
 bool wildcard_match(std::string_view pattern, std::string_view text) {
@@ -85,7 +83,8 @@ std::string lower_case(std::string_view text) {
 
 void read_quant_hints(const json& object, std::string_view file, QuantHints& hints, ProblemList& problems) {
   if (!object.is_object()) {
-    problems.add(fmt::format("{}: the quantisation settings are {}, wanted a JSON object; correct the file", printable(file), object.type_name()));
+    problems.add(
+        fmt::format("{}: the quantisation settings are {}, wanted a JSON object; correct the file", printable(file), object.type_name()));
     return;
   }
   read_word(object, "quant_method", hints.quant_method);
@@ -104,12 +103,12 @@ void read_quant_hints(const json& object, std::string_view file, QuantHints& hin
 }
 
 bool matches_module(const std::vector<std::string>& patterns, std::string_view module) {
-  const std::string_view name = without_model(module);
+  // Seen as "layers.3.ffn.experts.", so that patterns for what is inside ("*.ffn.experts.*") cover the module too.
+  const std::string name = std::string(without_model(module)).append(".");
   for (const std::string& written : patterns) {
     const std::string_view pattern = without_model(written);
     // A pattern for a parent ("mtp", "layers.3.ffn") covers what is below it.
-    const std::string below = std::string(pattern) + ".*";
-    if (wildcard_match(pattern, name) || wildcard_match(below, name)) return true;
+    if (wildcard_match(pattern, name) || wildcard_match(std::string(pattern).append(".*"), name)) return true;
   }
   return false;
 }

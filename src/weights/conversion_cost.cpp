@@ -120,8 +120,10 @@ void cost_of_fp8(const SourceMatrix& m, ConversionCost& cost) {
 
 float scale_at(const SourceMatrix& m, int64_t index) {
   switch (m.scale_type) {
-    case ScaleType::kE4m3: return e4m3_decode(m.scales[index]);
-    case ScaleType::kE8m0: return e8m0_decode(m.scales[index]);
+    case ScaleType::kE4m3:
+      return e4m3_decode(m.scales[index]);
+    case ScaleType::kE8m0:
+      return e8m0_decode(m.scales[index]);
     case ScaleType::kBf16: {
       uint16_t bits;
       std::memcpy(&bits, m.scales + 2 * index, sizeof bits);
@@ -138,9 +140,12 @@ float scale_at(const SourceMatrix& m, int64_t index) {
 void count_scales(const SourceMatrix& m, int64_t columns, ConversionCost& cost) {
   for (int64_t i = 0; i < cost.groups; ++i) {
     const float scale = scale_at(m, i);
-    if (std::isnan(scale)) ++cost.nan_scales;
-    else if (std::isinf(scale)) ++cost.infinite_scales;
-    else if (scale < 0) ++cost.negative_scales;
+    if (std::isnan(scale))
+      ++cost.nan_scales;
+    else if (std::isinf(scale))
+      ++cost.infinite_scales;
+    else if (scale < 0)
+      ++cost.negative_scales;
     else if (scale == 0 && cost.zero_scales++ == 0) {
       cost.first_zero_row = i / columns;
       cost.first_zero_column = i % columns;

@@ -13,8 +13,8 @@ struct ConversionCost {
   bool exact = true;     // every weight keeps its value
   int shift = 0;         // the power of two the codes carry (FP4)
   int64_t weights = 0, nonzero_weights = 0;
-  int64_t rounded_weights = 0;  // non-zero weights whose value changes
-  int64_t underflows = 0;       // non-zero weights that become zero
+  int64_t rounded_weights = 0;                              // non-zero weights whose value changes
+  int64_t underflows = 0;                                   // non-zero weights that become zero
   double worst_relative_error = 0, rms_relative_error = 0;  // over non-zero weights; only NaN-free scales count
   int64_t groups = 0;
   int64_t groups_outside_window = 0;  // with a value that e4m3's smallest binade or its subnormals cannot hold exactly

@@ -44,12 +44,16 @@ struct Decision {
 // The parts whose meaning we know but do not take.
 std::optional<Error> refuse_foreign_parts(const MatrixTensors& tensors) {
   if (const LocatedTensor& packed = tensors[TensorPart::kWeightPacked]; packed.entry != nullptr) {
-    return bad_input(fmt::format("{}; weight_packed is the compressed-tensors layout, which is not supported; wanted .weight with .scale, "
-                                 ".weight_scale_inv or ModelOpt's .weight_scale: convert the checkpoint", found(packed)));
+    return bad_input(
+        fmt::format("{}; weight_packed is the compressed-tensors layout, which is not supported; wanted .weight with .scale, "
+                    ".weight_scale_inv or ModelOpt's .weight_scale: convert the checkpoint",
+                    found(packed)));
   }
   if (const LocatedTensor& global = tensors[TensorPart::kWeightGlobalScale]; global.entry != nullptr) {
-    return bad_input(fmt::format("{}; weight_global_scale is the reciprocal of ModelOpt's weight_scale_2 and is not supported; wanted "
-                                 ".weight_scale_2: convert the checkpoint", found(global)));
+    return bad_input(
+        fmt::format("{}; weight_global_scale is the reciprocal of ModelOpt's weight_scale_2 and is not supported; wanted "
+                    ".weight_scale_2: convert the checkpoint",
+                    found(global)));
   }
   return std::nullopt;
 }
@@ -60,8 +64,8 @@ std::optional<Error> pick_scale(Decision& d) {
     const LocatedTensor& candidate = d.tensors[part];
     if (candidate.entry == nullptr) continue;
     if (d.scale.entry != nullptr) {
-      return bad_input(fmt::format("{} beside {}; a matrix has one scale tensor: remove the one that does not belong to it", found(candidate),
-                                   found(d.scale)));
+      return bad_input(fmt::format("{} beside {}; a matrix has one scale tensor: remove the one that does not belong to it",
+                                   found(candidate), found(d.scale)));
     }
     d.scale = candidate;
     d.scale_part = part;
@@ -94,16 +98,24 @@ Result<SourceMatrix> decide_fp8(Decision& d) {
   }
   const int64_t rows = (d.matrix.rows + kBlock - 1) / kBlock, cols = (d.matrix.cols + kBlock - 1) / kBlock;
   switch (d.scale.entry->dtype) {
-    case DType::F32: d.matrix.scale_type = ScaleType::kF32; break;
-    case DType::BF16: d.matrix.scale_type = ScaleType::kBf16; break;
-    case DType::F8_E8M0: d.matrix.scale_type = ScaleType::kE8m0; break;
+    case DType::F32:
+      d.matrix.scale_type = ScaleType::kF32;
+      break;
+    case DType::BF16:
+      d.matrix.scale_type = ScaleType::kBf16;
+      break;
+    case DType::F8_E8M0:
+      d.matrix.scale_type = ScaleType::kE8m0;
+      break;
     case DType::U8:
       if (d.hints.e8m0_block_scale) {
         d.matrix.scale_type = ScaleType::kE8m0;
         break;
       }
-      return bad_input(fmt::format("{}; U8 scales are taken as e8m0 only where config.json states scale_fmt ue8m0: state it, or export the "
-                                   "scale as F8_E8M0", found(d.scale)));
+      return bad_input(
+          fmt::format("{}; U8 scales are taken as e8m0 only where config.json states scale_fmt ue8m0: state it, or export the "
+                      "scale as F8_E8M0",
+                      found(d.scale)));
     default:
       return bad_input(fmt::format("{}, wanted F32, BF16 or F8_E8M0 scales for an F8_E4M3 weight: export the scale again", found(d.scale)));
   }
@@ -118,8 +130,10 @@ Result<SourceMatrix> decide_nvfp4(Decision& d) {
   if (d.global.entry == nullptr) parts += (parts.empty() ? "" : " and ") + d.name_of("weight_scale_2");
   if (!parts.empty()) return d.missing(parts);
   if (d.scale.entry->dtype != DType::F8_E4M3) {
-    return bad_input(fmt::format("{} beside {}; wanted F8_E4M3 scales with a weight_scale_2 (NVFP4), or no weight_scale_2 (MXFP4): export the "
-                                 "matrix again", found(d.scale), found(d.global)));
+    return bad_input(
+        fmt::format("{} beside {}; wanted F8_E4M3 scales with a weight_scale_2 (NVFP4), or no weight_scale_2 (MXFP4): export the "
+                    "matrix again",
+                    found(d.scale), found(d.global)));
   }
   if (d.matrix.cols % kNvfp4Group != 0 || !has_shape(d.scale, d.matrix.rows, d.matrix.cols / kNvfp4Group)) {
     return wrong_scale_shape(d, d.matrix.rows, d.matrix.cols / kNvfp4Group, "one scale for each 16 columns");
@@ -137,15 +151,20 @@ Result<SourceMatrix> decide_nvfp4(Decision& d) {
 
 Result<SourceMatrix> decide_mxfp4(Decision& d) {
   if (d.scale.entry == nullptr) {
-    return d.missing(fmt::format("{} (MXFP4), or {} and {} (NVFP4)", d.name_of("scale"), d.name_of("weight_scale"), d.name_of("weight_scale_2")));
+    return d.missing(
+        fmt::format("{} (MXFP4), or {} and {} (NVFP4)", d.name_of("scale"), d.name_of("weight_scale"), d.name_of("weight_scale_2")));
   }
   if (d.scale.entry->dtype == DType::U8 && !d.hints.mxfp4) {
-    return bad_input(fmt::format("{}; U8 scales are taken as e8m0 only where config.json states quant_method mxfp4 or expert_dtype fp4: state "
-                                 "it, or export the scale as F8_E8M0", found(d.scale)));
+    return bad_input(
+        fmt::format("{}; U8 scales are taken as e8m0 only where config.json states quant_method mxfp4 or expert_dtype fp4: state "
+                    "it, or export the scale as F8_E8M0",
+                    found(d.scale)));
   }
   if (d.scale.entry->dtype != DType::U8 && d.scale.entry->dtype != DType::F8_E8M0) {
-    return bad_input(fmt::format("{}, wanted F8_E8M0 (MXFP4), or F8_E4M3 with a weight_scale_2 (NVFP4), for a weight of FP4 codes: export the "
-                                 "scale again", found(d.scale)));
+    return bad_input(
+        fmt::format("{}, wanted F8_E8M0 (MXFP4), or F8_E4M3 with a weight_scale_2 (NVFP4), for a weight of FP4 codes: export the "
+                    "scale again",
+                    found(d.scale)));
   }
   if (d.matrix.cols % kMxfp4Group != 0 || !has_shape(d.scale, d.matrix.rows, d.matrix.cols / kMxfp4Group)) {
     return wrong_scale_shape(d, d.matrix.rows, d.matrix.cols / kMxfp4Group, "one scale for each 32 columns");
@@ -173,18 +192,24 @@ std::optional<Error> check_stated(const Decision& d, WeightFormat format) {
   if ((!nvfp4 || format == WeightFormat::kNvfp4) && (!mxfp4 || format == WeightFormat::kMxfp4) && (!fp8 || format == WeightFormat::kFp8)) {
     return std::nullopt;
   }
-  return bad_input(fmt::format("{}, which with its scales is {}; quantized_layers states {} for it: config.json and tensors are not of the same "
-                               "checkpoint", found(d.weight), format_name(format), printable(algorithm)));
+  return bad_input(
+      fmt::format("{}, which with its scales is {}; quantized_layers states {} for it: config.json and tensors are not of the same "
+                  "checkpoint",
+                  found(d.weight), format_name(format), printable(algorithm)));
 }
 
 }  // namespace
 
 std::string_view format_name(WeightFormat format) {
   switch (format) {
-    case WeightFormat::kFp8: return "FP8";
-    case WeightFormat::kNvfp4: return "NVFP4";
-    case WeightFormat::kMxfp4: return "MXFP4";
-    default: return "BF16";
+    case WeightFormat::kFp8:
+      return "FP8";
+    case WeightFormat::kNvfp4:
+      return "NVFP4";
+    case WeightFormat::kMxfp4:
+      return "MXFP4";
+    default:
+      return "BF16";
   }
 }
 
@@ -233,7 +258,9 @@ std::string contradicts_config(WeightFormat format, const FormatHints& hints) {
   const QuantHints& quant = hints.config->quant;
   if (hints.ignored) return {};
   auto differs = [&](const char* key, const std::string& value, bool agrees) {
-    return agrees ? std::string{} : fmt::format("config.json states {} {}, the experts' tensors are {}; the tensors decide", key, printable(value), format_name(format));
+    return agrees ? std::string{}
+                  : fmt::format("config.json states {} {}, the experts' tensors are {}; the tensors decide", key, printable(value),
+                                format_name(format));
   };
   const bool fp4 = format == WeightFormat::kNvfp4 || format == WeightFormat::kMxfp4;
   if (!quant.moe_quant_algo.empty()) {
@@ -245,7 +272,8 @@ std::string contradicts_config(WeightFormat format, const FormatHints& hints) {
   if (quant.expert_dtype == "fp4") return differs("expert_dtype", quant.expert_dtype, fp4);
   if (quant.expert_dtype == "fp8") return differs("expert_dtype", quant.expert_dtype, format == WeightFormat::kFp8);
   if (quant.quant_method == "mxfp4") return differs("quant_method", quant.quant_method, format == WeightFormat::kMxfp4);
-  if (quant.quant_method == "fp8" && quant.quant_algo.empty()) return differs("quant_method", quant.quant_method, format == WeightFormat::kFp8);
+  if (quant.quant_method == "fp8" && quant.quant_algo.empty())
+    return differs("quant_method", quant.quant_method, format == WeightFormat::kFp8);
   if (quant.quant_algo.find("nvfp4") != std::string::npos) return differs("quant_algo", quant.quant_algo, format == WeightFormat::kNvfp4);
   return {};
 }

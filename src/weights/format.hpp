@@ -25,9 +25,9 @@ struct MatrixTensors {
 // What config.json says that bears on one module ("layers.0.ffn.experts"), looked up once for all its matrices.
 struct FormatHints {
   const ModelConfig* config = nullptr;
-  bool ignored = false;         // the module is on an ignore list: the global settings do not describe it
+  bool ignored = false;           // the module is on an ignore list: the global settings do not describe it
   bool e8m0_block_scale = false;  // U8 scales of FP8 blocks are e8m0: scale_fmt says so
-  bool mxfp4 = false;           // U8 scales of FP4 groups are e8m0: the quantisation method or expert_dtype says so
+  bool mxfp4 = false;             // U8 scales of FP4 groups are e8m0: the quantisation method or expert_dtype says so
 };
 FormatHints format_hints(const ModelConfig& config, std::string_view module);
 

@@ -73,8 +73,10 @@ std::string quote_python_words(std::string_view text) {
       break;
     }
     if (replaced) continue;
-    if (in_string && text[i] == '\\' && i + 1 < text.size()) out.push_back(text[i++]);
-    else if (text[i] == '"') in_string = !in_string;
+    if (in_string && text[i] == '\\' && i + 1 < text.size())
+      out.push_back(text[i++]);
+    else if (text[i] == '"')
+      in_string = !in_string;
     out.push_back(text[i++]);
   }
   return out;

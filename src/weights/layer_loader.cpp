@@ -50,7 +50,8 @@ class LayerLoader {
 
  private:
   void refuse_unsupported();
-  bool decide_expert(const ExpertTensors& tensors, const std::string& module, const FormatHints& hints, SourceExpert& expert, ExpertSource& source);
+  bool decide_expert(const ExpertTensors& tensors, const std::string& module, const FormatHints& hints, SourceExpert& expert,
+                     ExpertSource& source);
   void decide_experts();
   void check_one_format();
   void settle_geometry();
@@ -74,9 +75,10 @@ void LayerLoader::refuse_unsupported() {
   for (const std::string& sentence : tensors_.conflicts) problems_.add(sentence);
   for (const std::string& sentence : tensors_.refused) problems_.add(sentence);
   for (const LocatedTensor& fused : tensors_.fused) {
-    problems_.add(fmt::format("{}: found a fused tensor {} {}; nothing states the order of gate and up (or of the experts) inside it; wanted "
-                              "one tensor for each expert and matrix: split the tensor", tensor_word(fused), dtype_name(fused.entry->dtype),
-                              shape_text(fused.entry->shape)));
+    problems_.add(
+        fmt::format("{}: found a fused tensor {} {}; nothing states the order of gate and up (or of the experts) inside it; wanted "
+                    "one tensor for each expert and matrix: split the tensor",
+                    tensor_word(fused), dtype_name(fused.entry->dtype), shape_text(fused.entry->shape)));
   }
 }
 
@@ -102,9 +104,10 @@ void LayerLoader::decide_experts() {
   const int64_t last = tensors_.experts.empty() ? -1 : tensors_.experts.rbegin()->first;
   const int64_t count = config_.experts.value_or(last + 1);
   if (last >= count) {
-    problems_.add(fmt::format("found expert {} (\"{}\"), wanted experts 0 to {} as {} states; config.json and tensors are not of the same "
-                              "checkpoint", last, printable(tensors_.matrix_name(fmt::format("experts.{}", last), MatrixRole::kGate)), count - 1,
-                              printable(config_.file)));
+    problems_.add(fmt::format(
+        "found expert {} (\"{}\"), wanted experts 0 to {} as {} states; config.json and tensors are not of the same "
+        "checkpoint",
+        last, printable(tensors_.matrix_name(fmt::format("experts.{}", last), MatrixRole::kGate)), count - 1, printable(config_.file)));
     return;
   }
   constexpr int64_t kMostExperts = 100'000;  // more cannot be named; keeps a wrong number in config.json from costing minutes
@@ -117,10 +120,11 @@ void LayerLoader::decide_experts() {
     const std::string module = fmt::format("experts.{}", e);
     const auto found = tensors_.experts.find(static_cast<int>(e));
     if (found == tensors_.experts.end()) {
-      if (++absent <= 20) problems_.add(fmt::format("missing: expert {} as a whole ({}, {}, {}); fetch the shard that holds it", e,
-                                                    printable(tensors_.matrix_name(module, MatrixRole::kGate)),
-                                                    printable(tensors_.matrix_name(module, MatrixRole::kUp)),
-                                                    printable(tensors_.matrix_name(module, MatrixRole::kDown))));
+      if (++absent <= 20)
+        problems_.add(fmt::format("missing: expert {} as a whole ({}, {}, {}); fetch the shard that holds it", e,
+                                  printable(tensors_.matrix_name(module, MatrixRole::kGate)),
+                                  printable(tensors_.matrix_name(module, MatrixRole::kUp)),
+                                  printable(tensors_.matrix_name(module, MatrixRole::kDown))));
       continue;
     }
     SourceExpert expert;
@@ -164,21 +168,24 @@ void LayerLoader::check_shape(const SourceMatrix& matrix, const MatrixSource& so
   const int64_t rows = down ? wanted.hidden : wanted.intermediate, cols = down ? wanted.intermediate : wanted.hidden;
   if (matrix.rows == rows && matrix.cols == cols) return;
   constexpr const char* kWords[] = {"gate", "up", "down"};
-  problems_.add(fmt::format("{}: found {} {} = a {} matrix of {} x {}{}, wanted {} x {} (hidden {} from {}, intermediate {} from {}): export the tensor "
-                            "again or correct config.json", tensor_word(source.weight), dtype_name(source.weight.entry->dtype),
-                            shape_text(source.weight.entry->shape), kWords[static_cast<size_t>(role)], matrix.rows, matrix.cols,
-                            matrix.rows == cols && matrix.cols == rows ? " (transposed)" : "", rows, cols, wanted.hidden, wanted.hidden_from,
-                            wanted.intermediate, wanted.intermediate_from));
+  problems_.add(fmt::format(
+      "{}: found {} {} = a {} matrix of {} x {}{}, wanted {} x {} (hidden {} from {}, intermediate {} from {}): export the tensor "
+      "again or correct config.json",
+      tensor_word(source.weight), dtype_name(source.weight.entry->dtype), shape_text(source.weight.entry->shape),
+      kWords[static_cast<size_t>(role)], matrix.rows, matrix.cols, matrix.rows == cols && matrix.cols == rows ? " (transposed)" : "", rows,
+      cols, wanted.hidden, wanted.hidden_from, wanted.intermediate, wanted.intermediate_from));
 }
 
 void LayerLoader::load_shared() {
   if (!tensors_.shared) return;
   if (tensors_.unsupported_shared) {
-    out_.notes.push_back("the shared expert has tensors that are not supported (a gate of its own, or a bias); it cannot be added");
+    out_.notes.push_back("the shared expert has tensors of unknown meaning (a gate of its own, a bias); it cannot be added");
     return;
   }
   SourceExpert shared;
-  if (!decide_expert(*tensors_.shared, tensors_.shared_module, format_hints(config_, tensors_.prefix + tensors_.shared_module), shared, out_.shared_source)) return;
+  if (!decide_expert(*tensors_.shared, tensors_.shared_module, format_hints(config_, tensors_.prefix + tensors_.shared_module), shared,
+                     out_.shared_source))
+    return;
   Geometry wanted = geometry_;
   wanted.intermediate = shared.gate.rows;  // several shared experts are stored as one wide one
   wanted.intermediate_from = tensor_word(out_.shared_source.gate.weight);
@@ -203,7 +210,9 @@ void LayerLoader::load_router() {
   const LocatedTensor &weight = tensors_.router_weight, &bias = tensors_.router_bias, &table = tensors_.hash_table;
   if (weight.entry == nullptr) {
     for (const LocatedTensor& orphan : {bias, table}) {
-      if (orphan.entry != nullptr) problems_.add(fmt::format("missing: \"{}gate.weight\" (beside {}); fetch the shard that holds it", printable(tensors_.prefix), tensor_word(orphan)));
+      if (orphan.entry != nullptr)
+        problems_.add(fmt::format("missing: \"{}gate.weight\" (beside {}); fetch the shard that holds it", printable(tensors_.prefix),
+                                  tensor_word(orphan)));
     }
     return;
   }
@@ -217,7 +226,8 @@ void LayerLoader::load_router() {
   router.weight_type = weight.entry->dtype;
   router.weight = weight.entry->data;
   if (bias.entry != nullptr) {
-    if (!is_float(bias.entry->dtype) || bias.entry->shape != std::vector<int64_t>{experts}) wrong(bias, fmt::format("F32 or BF16 [{}] (experts)", experts));
+    if (!is_float(bias.entry->dtype) || bias.entry->shape != std::vector<int64_t>{experts})
+      wrong(bias, fmt::format("F32 or BF16 [{}] (experts)", experts));
     router.bias_type = bias.entry->dtype;
     router.bias = bias.entry->data;
   }
@@ -231,8 +241,10 @@ void LayerLoader::load_router() {
       router.table_topk = shape[1];
     }
     if (layer_.mtp || (config_.hash_layers && layer_.index >= *config_.hash_layers)) {
-      problems_.add(fmt::format("{}: found a hash table in layer {}, wanted none outside the first {} layers that config.json states (num_hash_layers): "
-                                "config.json and tensors are not of the same checkpoint", tensor_word(table), layer_.label(), config_.hash_layers.value_or(0)));
+      problems_.add(fmt::format(
+          "{}: found a hash table in layer {}, wanted none outside the first {} layers that config.json states (num_hash_layers): "
+          "config.json and tensors are not of the same checkpoint",
+          tensor_word(table), layer_.label(), config_.hash_layers.value_or(0)));
     }
     router.table_type = table.entry->dtype;
     router.table = table.entry->data;
@@ -252,8 +264,10 @@ void LayerLoader::note_multipliers() {
     }
   }
   if (large > 0) {
-    out_.notes.push_back(fmt::format("{} and {} more: a weight_scale_2 of 1 or more is unusual; if it is a reciprocal (weight_global_scale under "
-                                     "another name) the weights come out wrong by its square", tensor_word(*first), large - 1));
+    out_.notes.push_back(
+        fmt::format("{} and {} more: a weight_scale_2 of 1 or more is unusual; if it is a reciprocal (weight_global_scale under "
+                    "another name) the weights come out wrong by its square",
+                    tensor_word(*first), large - 1));
   }
 }
 
@@ -283,7 +297,8 @@ void LayerLoader::scan() {
       const LocatedTensor& tensor = finding.where == ScanFinding::Where::kCode    ? item.source->weight
                                     : finding.where == ScanFinding::Where::kScale ? item.source->scale
                                                                                   : item.source->global_scale;
-      problems_.add(fmt::format("{}: found {} at row {}, column {}; {}", tensor_word(tensor), finding.what, finding.row, finding.column, kScanRemedy));
+      problems_.add(fmt::format("{}: found {} at row {}, column {}; {}", tensor_word(tensor), finding.what, finding.row, finding.column,
+                                kScanRemedy));
     }
     problems_.add_uncounted(item.result.count - static_cast<int64_t>(item.result.findings.size()));
   }
@@ -294,7 +309,8 @@ void LayerLoader::scan_router() {
   auto check = [&](const LocatedTensor& tensor, DType dtype, int64_t rows, int64_t columns) {
     const ScanResult result = scan_values(tensor.entry->data, dtype == DType::BF16, rows, columns);
     for (const ScanFinding& finding : result.findings) {
-      problems_.add(fmt::format("{}: found {} at row {}, column {}; {}", tensor_word(tensor), finding.what, finding.row, finding.column, kScanRemedy));
+      problems_.add(fmt::format("{}: found {} at row {}, column {}; {}", tensor_word(tensor), finding.what, finding.row, finding.column,
+                                kScanRemedy));
     }
     problems_.add_uncounted(result.count - static_cast<int64_t>(result.findings.size()));
   };
@@ -310,7 +326,8 @@ Result<LayerWeights> LayerLoader::load(std::shared_ptr<const TensorSet> files) {
     check_one_format();
     settle_geometry();
     for (size_t e = 0; e < out_.experts.size(); ++e) {
-      for (const MatrixRole role : kRoles) check_shape(matrix_of(out_.experts[e], role), source_of(out_.expert_sources[e], role), role, geometry_);
+      for (const MatrixRole role : kRoles)
+        check_shape(matrix_of(out_.experts[e], role), source_of(out_.expert_sources[e], role), role, geometry_);
     }
     load_shared();
     load_router();

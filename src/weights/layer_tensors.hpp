@@ -17,7 +17,7 @@ namespace monomoe {
 using ExpertTensors = std::array<MatrixTensors, kMatrixRoles>;  // by MatrixRole
 
 struct LayerTensors {
-  std::string prefix;  // "model.layers.3.mlp."
+  std::string prefix;               // "model.layers.3.mlp."
   bool hugging_face_names = false;  // gate_proj, up_proj, down_proj instead of w1, w3, w2
   std::string shared_module;        // "shared_experts" or "shared_expert"
   std::map<int, ExpertTensors> experts;

@@ -108,8 +108,10 @@ std::optional<MoeTensorName> parse_moe_name(std::string_view name) {
     std::string_view rest = name;
     if (!take(rest, prefix)) continue;
     MoeTensorName out;
-    if (take(rest, "mtp.")) out.layer.mtp = true;
-    else if (!take(rest, "layers.")) continue;
+    if (take(rest, "mtp."))
+      out.layer.mtp = true;
+    else if (!take(rest, "layers."))
+      continue;
     const std::optional<int> index = take_number(rest);
     if (!index || !(take(rest, "ffn.") || take(rest, "mlp."))) return std::nullopt;
     out.layer.index = *index;

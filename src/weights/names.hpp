@@ -2,8 +2,8 @@
 // checkpoints, taken apart.
 #pragma once
 
-#include <cstdint>
 #include <compare>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,14 +23,25 @@ enum class MatrixRole : uint8_t { kGate, kUp, kDown };
 constexpr int kMatrixRoles = 3;
 
 enum class TensorPart : uint8_t {
-  kWeight, kScale, kWeightScale, kWeightScaleInv, kWeightScale2, kInputScale, kWeightPacked, kWeightGlobalScale,
+  kWeight,
+  kScale,
+  kWeightScale,
+  kWeightScaleInv,
+  kWeightScale2,
+  kInputScale,
+  kWeightPacked,
+  kWeightGlobalScale,
 };
 constexpr int kTensorParts = 8;
 std::string_view part_name(TensorPart part);
 
 struct MoeTensorName {
   enum class Kind : uint8_t {
-    kExpert, kSharedExpert, kRouterWeight, kRouterBias, kHashTable,
+    kExpert,
+    kSharedExpert,
+    kRouterWeight,
+    kRouterBias,
+    kHashTable,
     kFused,          // one tensor for all experts, or gate and up in one: refused, the order inside is not stated
     kUnknownExpert,  // under experts.E. but not a name we know
     kUnknownShared,

@@ -38,15 +38,19 @@ int64_t load_id(DType type, const uint8_t* data, int64_t index) {
   return value;
 }
 
-Result<void> check(const RouterTensors& t, const RouterConfig& c, std::span<const uint16_t> x, int64_t tokens, std::span<const int64_t> token_ids) {
+Result<void> check(const RouterTensors& t, const RouterConfig& c, std::span<const uint16_t> x, int64_t tokens,
+                   std::span<const int64_t> token_ids) {
   if (t.weight == nullptr || t.experts < 1 || t.hidden < 1) return usage_error("the router has no weight: found no gate.weight tensor");
-  if (c.topk < 1 || c.topk > t.experts) return bad_input(fmt::format("top-k is {}, wanted 1 to {} (the number of experts)", c.topk, t.experts));
+  if (c.topk < 1 || c.topk > t.experts)
+    return bad_input(fmt::format("top-k is {}, wanted 1 to {} (the number of experts)", c.topk, t.experts));
   if (c.groups < 1 || t.experts % c.groups != 0 || c.topk_groups < 1 || c.topk_groups > c.groups) {
-    return bad_input(fmt::format("n_group {} and topk_group {} do not fit {} experts; wanted n_group to divide them and topk_group from 1 to n_group",
-                                 c.groups, c.topk_groups, t.experts));
+    return bad_input(
+        fmt::format("n_group {} and topk_group {} do not fit {} experts; wanted n_group to divide them and topk_group from 1 to n_group",
+                    c.groups, c.topk_groups, t.experts));
   }
   if (t.table == nullptr && c.topk > c.topk_groups * (t.experts / c.groups)) {
-    return bad_input(fmt::format("top-k {} is more than the {} experts of {} groups", c.topk, c.topk_groups * (t.experts / c.groups), c.topk_groups));
+    return bad_input(
+        fmt::format("top-k {} is more than the {} experts of {} groups", c.topk, c.topk_groups * (t.experts / c.groups), c.topk_groups));
   }
   if (tokens < 0 || static_cast<int64_t>(x.size()) != tokens * t.hidden) {
     return usage_error(fmt::format("x has {} values, wanted {} tokens of {}", x.size(), tokens, t.hidden));
@@ -54,8 +58,9 @@ Result<void> check(const RouterTensors& t, const RouterConfig& c, std::span<cons
   if (t.table == nullptr) return {};
   if (t.table_topk != c.topk) return bad_input(fmt::format("tid2eid has {} experts a token, wanted top-k {}", t.table_topk, c.topk));
   if (static_cast<int64_t>(token_ids.size()) != tokens) {
-    return bad_input(fmt::format("this layer chooses experts by token id (tid2eid); found {} token_ids, wanted {}: add token_ids I64 [tokens] to the input",
-                                 token_ids.size(), tokens));
+    return bad_input(fmt::format(
+        "this layer chooses experts by token id (tid2eid); found {} token_ids, wanted {}: add token_ids I64 [tokens] to the input",
+        token_ids.size(), tokens));
   }
   return {};
 }
@@ -64,13 +69,15 @@ Result<void> check(const RouterTensors& t, const RouterConfig& c, std::span<cons
 std::vector<double> transposed_weight(const RouterTensors& t) {
   std::vector<double> out(static_cast<size_t>(t.experts * t.hidden));
   for (int64_t e = 0; e < t.experts; ++e) {
-    for (int64_t k = 0; k < t.hidden; ++k) out[static_cast<size_t>(k * t.experts + e)] = load_float(t.weight_type, t.weight, e * t.hidden + k);
+    for (int64_t k = 0; k < t.hidden; ++k)
+      out[static_cast<size_t>(k * t.experts + e)] = load_float(t.weight_type, t.weight, e * t.hidden + k);
   }
   return out;
 }
 
 // sums[token][expert] for up to kTokenBlock tokens.
-void logits_of_block(const std::vector<double>& weight, int64_t hidden, int64_t experts, const uint16_t* x, int64_t tokens, std::vector<double>& sums) {
+void logits_of_block(const std::vector<double>& weight, int64_t hidden, int64_t experts, const uint16_t* x, int64_t tokens,
+                     std::vector<double>& sums) {
   std::fill(sums.begin(), sums.end(), 0.0);
   for (int64_t k = 0; k < hidden; ++k) {
     const double* row = &weight[static_cast<size_t>(k * experts)];
@@ -102,7 +109,8 @@ void score(Scoring scoring, std::span<const float> logits, std::span<float> scor
 class Chooser {
  public:
   Chooser(const RouterTensors& tensors, const RouterConfig& config) : config_(config), bias_(static_cast<size_t>(tensors.experts), 0.0f) {
-    for (int64_t e = 0; tensors.bias != nullptr && e < tensors.experts; ++e) bias_[static_cast<size_t>(e)] = load_float(tensors.bias_type, tensors.bias, e);
+    for (int64_t e = 0; tensors.bias != nullptr && e < tensors.experts; ++e)
+      bias_[static_cast<size_t>(e)] = load_float(tensors.bias_type, tensors.bias, e);
     choice_.resize(bias_.size());
   }
 
@@ -140,7 +148,8 @@ class Chooser {
       for (int64_t i = 1; i < best; ++i) sum += members[static_cast<size_t>(i)];
       group_scores[g] = sum;
     }
-    std::stable_sort(groups.begin(), groups.end(), [&](int64_t a, int64_t b) { return group_scores[static_cast<size_t>(a)] > group_scores[static_cast<size_t>(b)]; });
+    std::stable_sort(groups.begin(), groups.end(),
+                     [&](int64_t a, int64_t b) { return group_scores[static_cast<size_t>(a)] > group_scores[static_cast<size_t>(b)]; });
     groups.resize(static_cast<size_t>(config_.topk_groups));
     return groups;
   }
@@ -152,13 +161,14 @@ class Chooser {
 
 Result<void> look_up(const RouterTensors& t, int64_t topk, int64_t token, int64_t token_id, int64_t* ids) {
   if (token_id < 0 || token_id >= t.vocabulary) {
-    return bad_input(fmt::format("token {}: token id {}, wanted 0 to {} (the rows of tid2eid); correct token_ids", token, token_id, t.vocabulary - 1));
+    return bad_input(
+        fmt::format("token {}: token id {}, wanted 0 to {} (the rows of tid2eid); correct token_ids", token, token_id, t.vocabulary - 1));
   }
   for (int64_t slot = 0; slot < topk; ++slot) {
     ids[slot] = load_id(t.table_type, t.table, token_id * topk + slot);
     if (ids[slot] < 0 || ids[slot] >= t.experts) {
-      return bad_input(fmt::format("tid2eid[{}][{}] (token {}): expert {}, wanted 0 to {}; export the tensor again", token_id, slot, token, ids[slot],
-                                   t.experts - 1));
+      return bad_input(fmt::format("tid2eid[{}][{}] (token {}): expert {}, wanted 0 to {}; export the tensor again", token_id, slot, token,
+                                   ids[slot], t.experts - 1));
     }
   }
   return {};
@@ -191,7 +201,8 @@ Result<Routing> route(const RouterTensors& tensors, const RouterConfig& config, 
   for (int64_t token = 0; token < tokens; ++token) {
     const int64_t in_block = token % kTokenBlock;
     if (in_block == 0) {
-      logits_of_block(weight, tensors.hidden, tensors.experts, x.data() + token * tensors.hidden, std::min(kTokenBlock, tokens - token), sums);
+      logits_of_block(weight, tensors.hidden, tensors.experts, x.data() + token * tensors.hidden, std::min(kTokenBlock, tokens - token),
+                      sums);
     }
     bool finite = true;
     for (size_t e = 0; e < experts; ++e) {
@@ -202,7 +213,8 @@ Result<Routing> route(const RouterTensors& tensors, const RouterConfig& config, 
     float* weights = out.weights.data() + token * config.topk;
     if (finite) score(config.scoring, logits, scores);
     if (tensors.table != nullptr) {
-      if (Result<void> found = look_up(tensors, config.topk, token, token_ids[static_cast<size_t>(token)], ids); !found) return found.error();
+      if (Result<void> found = look_up(tensors, config.topk, token, token_ids[static_cast<size_t>(token)], ids); !found)
+        return found.error();
     } else if (finite) {
       finite = chooser.choose(scores, ids);
     }

@@ -25,9 +25,9 @@ struct RouterTensors {
   int64_t experts = 0, hidden = 0;
   DType weight_type = DType::BF16;  // BF16 or F32, [experts, hidden]
   const uint8_t* weight = nullptr;
-  DType bias_type = DType::F32;  // F32 or BF16, [experts]
-  const uint8_t* bias = nullptr;  // nullptr: none
-  DType table_type = DType::I64;  // I64 or I32, [vocabulary, table_topk]
+  DType bias_type = DType::F32;    // F32 or BF16, [experts]
+  const uint8_t* bias = nullptr;   // nullptr: none
+  DType table_type = DType::I64;   // I64 or I32, [vocabulary, table_topk]
   const uint8_t* table = nullptr;  // tid2eid; nullptr: not a hash layer
   int64_t vocabulary = 0, table_topk = 0;
 };

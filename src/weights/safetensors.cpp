@@ -37,10 +37,11 @@ void check_extent(const std::vector<HeaderTensor>& tensors, uint64_t data_bytes,
     }
   }
   if (first_cut != nullptr) {
-    problems.add(fmt::format("the file has {} bytes, its header describes {}; {} tensor(s) reach beyond the end, the first is \"{}\" "
-                             "(data_offsets [{}, {}]); the file is cut short: fetch or copy it again",
-                             data_begin + data_bytes, needed > UINT64_MAX - data_begin ? std::string("2^64 or more") : fmt::to_string(data_begin + needed),
-                             cut, printable(first_cut->name), first_cut->begin, first_cut->end));
+    problems.add(fmt::format(
+        "the file has {} bytes, its header describes {}; {} tensor(s) reach beyond the end, the first is \"{}\" "
+        "(data_offsets [{}, {}]); the file is cut short: fetch or copy it again",
+        data_begin + data_bytes, needed > UINT64_MAX - data_begin ? std::string("2^64 or more") : fmt::to_string(data_begin + needed), cut,
+        printable(first_cut->name), first_cut->begin, first_cut->end));
   }
 }
 
@@ -51,19 +52,22 @@ void check_layout(const std::vector<HeaderTensor>& tensors, uint64_t data_bytes,
   for (const HeaderTensor& tensor : tensors) {
     const std::string after = previous == nullptr ? std::string("the start of the data") : tensor_word(*previous);
     if (tensor.begin < cursor) {
-      problems.add(fmt::format("{} (data_offsets [{}, {}]) overlaps {} which ends at {}; wanted tensors one after the other; export the file again",
-                               tensor_word(tensor), tensor.begin, tensor.end, after, cursor));
+      problems.add(
+          fmt::format("{} (data_offsets [{}, {}]) overlaps {} which ends at {}; wanted tensors one after the other; export the file again",
+                      tensor_word(tensor), tensor.begin, tensor.end, after, cursor));
     } else if (tensor.begin > cursor) {
-      problems.add(fmt::format("a gap of {} bytes between {} and {} (data_offsets [{}, {}]); wanted tensors one after the other; export the file again",
-                               tensor.begin - cursor, after, tensor_word(tensor), tensor.begin, tensor.end));
+      problems.add(fmt::format(
+          "a gap of {} bytes between {} and {} (data_offsets [{}, {}]); wanted tensors one after the other; export the file again",
+          tensor.begin - cursor, after, tensor_word(tensor), tensor.begin, tensor.end));
     }
     cursor = std::max(cursor, tensor.end);
     previous = &tensor;
   }
   if (cursor < data_bytes) {
-    problems.add(fmt::format("{} trailing bytes after {}, which ends at {} of {} data bytes; wanted no bytes that belong to no tensor; "
-                             "export the file again",
-                             data_bytes - cursor, previous == nullptr ? std::string("the header (no tensors)") : tensor_word(*previous), cursor, data_bytes));
+    problems.add(fmt::format(
+        "{} trailing bytes after {}, which ends at {} of {} data bytes; wanted no bytes that belong to no tensor; "
+        "export the file again",
+        data_bytes - cursor, previous == nullptr ? std::string("the header (no tensors)") : tensor_word(*previous), cursor, data_bytes));
   }
 }
 
@@ -111,8 +115,10 @@ std::optional<DType> check_type(const HeaderTensor& tensor, ProblemList& problem
 
 Result<uint64_t> header_length(std::span<const uint8_t> bytes, std::string_view file) {
   if (bytes.size() < 8) {
-    return bad_input(fmt::format("{}: the file has {} bytes, a safetensors file has at least 8 and its header; the file is cut short: "
-                                 "fetch or copy it again", printable(file), bytes.size()));
+    return bad_input(
+        fmt::format("{}: the file has {} bytes, a safetensors file has at least 8 and its header; the file is cut short: "
+                    "fetch or copy it again",
+                    printable(file), bytes.size()));
   }
   const uint64_t length = read_u64_le(bytes.data());
   if (length > kMaxSafetensorsHeader) {
@@ -134,9 +140,8 @@ Result<SafetensorsContent> parse_safetensors(std::span<const uint8_t> bytes, std
   Result<SafetensorsHeader> parsed = parse_safetensors_header(bytes.subspan(8, length.value()), file);
   if (!parsed) return parsed.error();
   std::vector<HeaderTensor>& tensors = parsed.value().tensors;
-  std::stable_sort(tensors.begin(), tensors.end(), [](const HeaderTensor& a, const HeaderTensor& b) {
-    return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
-  });
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [](const HeaderTensor& a, const HeaderTensor& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
   const uint64_t data_begin = 8 + length.value();
   const uint64_t data_bytes = bytes.size() - data_begin;
 

@@ -15,7 +15,20 @@ namespace {
 constexpr size_t kMaxDimensions = 64;
 
 // Where the parser stands. Nothing else nests, so there is no depth to count.
-enum class At : uint8_t { kStart, kNames, kTensor, kDtype, kShapeStart, kShape, kOffsetsStart, kOffsets, kMetadataStart, kMetadata, kTensorStart, kEnd };
+enum class At : uint8_t {
+  kStart,
+  kNames,
+  kTensor,
+  kDtype,
+  kShapeStart,
+  kShape,
+  kOffsetsStart,
+  kOffsets,
+  kMetadataStart,
+  kMetadata,
+  kTensorStart,
+  kEnd
+};
 
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
@@ -66,15 +79,24 @@ std::string HeaderReader::where() const {
 
 std::string HeaderReader::wanted() const {
   switch (at_) {
-    case At::kDtype: return "dtype to be a string";
-    case At::kShapeStart: return "shape to be an array of whole numbers";
-    case At::kShape: return "whole numbers up to 2^63 - 1 in shape";
-    case At::kOffsetsStart: return "data_offsets to be an array of two whole numbers";
-    case At::kOffsets: return "two whole numbers in data_offsets";
-    case At::kMetadataStart: return "an object of strings";
-    case At::kMetadata: return "only strings as values";
-    case At::kTensorStart: return "an object with dtype, shape and data_offsets";
-    default: return "an object of tensors";
+    case At::kDtype:
+      return "dtype to be a string";
+    case At::kShapeStart:
+      return "shape to be an array of whole numbers";
+    case At::kShape:
+      return "whole numbers up to 2^63 - 1 in shape";
+    case At::kOffsetsStart:
+      return "data_offsets to be an array of two whole numbers";
+    case At::kOffsets:
+      return "two whole numbers in data_offsets";
+    case At::kMetadataStart:
+      return "an object of strings";
+    case At::kMetadata:
+      return "only strings as values";
+    case At::kTensorStart:
+      return "an object with dtype, shape and data_offsets";
+    default:
+      return "an object of tensors";
   }
 }
 

@@ -90,8 +90,11 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path, std
 }
 
 SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept
-    : path_(std::move(other.path_)), partial_(std::move(other.partial_)), fd_(std::exchange(other.fd_, -1)),
-      declared_(other.declared_), written_(other.written_) {}
+    : path_(std::move(other.path_)),
+      partial_(std::move(other.partial_)),
+      fd_(std::exchange(other.fd_, -1)),
+      declared_(other.declared_),
+      written_(other.written_) {}
 
 SafetensorsWriter::~SafetensorsWriter() { discard(); }
 
@@ -120,7 +123,8 @@ Result<void> SafetensorsWriter::write_all(const uint8_t* data, size_t count) {
 Result<void> SafetensorsWriter::append(std::span<const uint8_t> data) {
   if (fd_ < 0) return usage_error(fmt::format("{}: nothing can be appended after an error or after finish", printable(path_)));
   if (data.size() > declared_ - written_) {
-    Error error = usage_error(fmt::format("{}: {} bytes appended, the declared tensors have {}", printable(path_), written_ + data.size(), declared_));
+    Error error = usage_error(
+        fmt::format("{}: {} bytes appended, the declared tensors have {}", printable(path_), written_ + data.size(), declared_));
     discard();
     return error;
   }
@@ -152,14 +156,15 @@ Result<void> SafetensorsWriter::finish() {
   return {};
 }
 
-Result<void> write_safetensors(const std::string& path, std::span<const NamedTensor> tensors, const std::map<std::string, std::string>& metadata) {
+Result<void> write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
+                               const std::map<std::string, std::string>& metadata) {
   std::vector<TensorSpec> specs;
   for (const NamedTensor& tensor : tensors) {
     Result<uint64_t> bytes = spec_bytes(tensor.spec);
     if (!bytes) return bytes.error();
     if (bytes.value() != tensor.data.size()) {
-      return usage_error(fmt::format("tensor \"{}\": {} bytes given, its shape {} needs {}", printable(tensor.spec.name), tensor.data.size(),
-                                     shape_text(tensor.spec.shape), bytes.value()));
+      return usage_error(fmt::format("tensor \"{}\": {} bytes given, its shape {} needs {}", printable(tensor.spec.name),
+                                     tensor.data.size(), shape_text(tensor.spec.shape), bytes.value()));
     }
     specs.push_back(tensor.spec);
   }

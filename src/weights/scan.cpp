@@ -23,7 +23,8 @@ void report(ScanResult& result, ScanFinding finding) {
 
 // `is_bad(bits)` says whether a value is refused and must be branch-free; `describe(bits)` says why.
 template <class Word, class IsBad, class Describe>
-void scan_words(ScanResult& result, ScanFinding::Where where, const uint8_t* data, int64_t rows, int64_t columns, IsBad is_bad, Describe describe) {
+void scan_words(ScanResult& result, ScanFinding::Where where, const uint8_t* data, int64_t rows, int64_t columns, IsBad is_bad,
+                Describe describe) {
   const int64_t total = rows * columns;
   for (int64_t begin = 0; begin < total; begin += kChunk) {
     const int64_t count = std::min(kChunk, total - begin);
@@ -56,8 +57,9 @@ std::string describe_e4m3_scale(uint8_t code) {
 
 void scan_codes(ScanResult& result, const SourceMatrix& m) {
   if (m.format == WeightFormat::kFp8) {
-    scan_words<uint8_t>(result, ScanFinding::Where::kCode, m.codes, m.rows, m.cols, [](uint8_t code) { return (code & 0x7F) == 0x7F; },
-                        [](uint8_t code) { return fmt::format("the NaN code 0x{:02x}", code); });
+    scan_words<uint8_t>(
+        result, ScanFinding::Where::kCode, m.codes, m.rows, m.cols, [](uint8_t code) { return (code & 0x7F) == 0x7F; },
+        [](uint8_t code) { return fmt::format("the NaN code 0x{:02x}", code); });
   } else if (m.format == WeightFormat::kBf16) {
     result = scan_values(m.codes, true, m.rows, m.cols);
   }
@@ -66,21 +68,25 @@ void scan_codes(ScanResult& result, const SourceMatrix& m) {
 void scan_scales(ScanResult& result, const SourceMatrix& m) {
   constexpr auto kWhere = ScanFinding::Where::kScale;
   if (m.format == WeightFormat::kNvfp4) {
-    scan_words<uint8_t>(result, kWhere, m.scales, m.rows, m.cols / 16, [](uint8_t code) { return code >= 0x7F; }, describe_e4m3_scale);
+    scan_words<uint8_t>(
+        result, kWhere, m.scales, m.rows, m.cols / 16, [](uint8_t code) { return code >= 0x7F; }, describe_e4m3_scale);
     return;
   }
   const bool fp8 = m.format == WeightFormat::kFp8;
   const int64_t rows = fp8 ? (m.rows + 127) / 128 : m.rows, columns = fp8 ? (m.cols + 127) / 128 : m.cols / 32;
   if (m.scale_type == ScaleType::kE8m0) {
-    scan_words<uint8_t>(result, kWhere, m.scales, rows, columns, [](uint8_t code) { return code == 0xFF; },
-                        [](uint8_t) { return std::string("the NaN scale 255"); });
+    scan_words<uint8_t>(
+        result, kWhere, m.scales, rows, columns, [](uint8_t code) { return code == 0xFF; },
+        [](uint8_t) { return std::string("the NaN scale 255"); });
   } else if (m.scale_type == ScaleType::kF32) {
     // Above the bits of the largest finite value: infinity, NaN and everything negative; -0 is a zero.
-    scan_words<uint32_t>(result, kWhere, m.scales, rows, columns, [](uint32_t bits) { return bits >= 0x7F800000u && bits != 0x80000000u; },
-                         [](uint32_t bits) { return describe_float("scale", bits_float(bits)); });
+    scan_words<uint32_t>(
+        result, kWhere, m.scales, rows, columns, [](uint32_t bits) { return bits >= 0x7F800000u && bits != 0x80000000u; },
+        [](uint32_t bits) { return describe_float("scale", bits_float(bits)); });
   } else if (m.scale_type == ScaleType::kBf16) {
-    scan_words<uint16_t>(result, kWhere, m.scales, rows, columns, [](uint16_t bits) { return bits >= 0x7F80u && bits != 0x8000u; },
-                         [](uint16_t bits) { return describe_float("scale", bf16_decode(bits)); });
+    scan_words<uint16_t>(
+        result, kWhere, m.scales, rows, columns, [](uint16_t bits) { return bits >= 0x7F80u && bits != 0x8000u; },
+        [](uint16_t bits) { return describe_float("scale", bf16_decode(bits)); });
   }
 }
 
@@ -89,11 +95,13 @@ void scan_scales(ScanResult& result, const SourceMatrix& m) {
 ScanResult scan_values(const uint8_t* data, bool is_bf16, int64_t rows, int64_t columns) {
   ScanResult result;
   if (is_bf16) {
-    scan_words<uint16_t>(result, ScanFinding::Where::kCode, data, rows, columns, [](uint16_t bits) { return (bits & 0x7F80u) == 0x7F80u; },
-                         [](uint16_t bits) { return describe_float("value", bf16_decode(bits)); });
+    scan_words<uint16_t>(
+        result, ScanFinding::Where::kCode, data, rows, columns, [](uint16_t bits) { return (bits & 0x7F80u) == 0x7F80u; },
+        [](uint16_t bits) { return describe_float("value", bf16_decode(bits)); });
   } else {
-    scan_words<uint32_t>(result, ScanFinding::Where::kCode, data, rows, columns, [](uint32_t bits) { return (bits & 0x7F800000u) == 0x7F800000u; },
-                         [](uint32_t bits) { return describe_float("value", bits_float(bits)); });
+    scan_words<uint32_t>(
+        result, ScanFinding::Where::kCode, data, rows, columns, [](uint32_t bits) { return (bits & 0x7F800000u) == 0x7F800000u; },
+        [](uint32_t bits) { return describe_float("value", bits_float(bits)); });
   }
   return result;
 }

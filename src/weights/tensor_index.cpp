@@ -13,7 +13,8 @@ namespace {
 
 // A shard is a file of the checkpoint's own directory: an index must not be able to point anywhere else.
 bool is_plain_file_name(std::string_view name) {
-  return !name.empty() && name.size() <= 255 && name[0] != '.' && name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
+  return !name.empty() && name.size() <= 255 && name[0] != '.' &&
+         name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
 }
 
 }  // namespace
@@ -23,8 +24,10 @@ Result<std::vector<IndexedTensor>> parse_tensor_index(std::span<const uint8_t> j
   if (!parsed) return parsed.error();
   const nlohmann::json& root = parsed.value();
   if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object()) {
-    return bad_input(fmt::format("{}: found no object \"weight_map\", wanted one that maps tensor names to files; fetch the index again, or "
-                                 "remove it to read every shard", printable(file)));
+    return bad_input(
+        fmt::format("{}: found no object \"weight_map\", wanted one that maps tensor names to files; fetch the index again, or "
+                    "remove it to read every shard",
+                    printable(file)));
   }
   ProblemList problems;
   std::vector<IndexedTensor> out;
@@ -35,8 +38,9 @@ Result<std::vector<IndexedTensor>> parse_tensor_index(std::span<const uint8_t> j
     }
     const auto& name = shard.get_ref<const std::string&>();
     if (!is_plain_file_name(name)) {
-      problems.add(fmt::format("tensor \"{}\": found the file \"{}\", wanted the name of a file in the same directory (no '/', no leading '.')",
-                               printable(tensor), printable(name)));
+      problems.add(
+          fmt::format("tensor \"{}\": found the file \"{}\", wanted the name of a file in the same directory (no '/', no leading '.')",
+                      printable(tensor), printable(name)));
       continue;
     }
     out.push_back({tensor, name});

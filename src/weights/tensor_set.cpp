@@ -52,7 +52,8 @@ Result<void> TensorSet::load_all() {
   Result<std::vector<std::string>> names = shard_names(directory_);
   if (!names) return names.error();
   if (names.value().empty()) {
-    return bad_input(fmt::format("{}: found no *.safetensors file and no {}; wanted a checkpoint directory", printable(directory_), kIndexFileName));
+    return bad_input(
+        fmt::format("{}: found no *.safetensors file and no {}; wanted a checkpoint directory", printable(directory_), kIndexFileName));
   }
   ProblemList problems;
   std::unordered_map<std::string_view, const SafetensorsFile*> owners;
@@ -69,8 +70,9 @@ Result<void> TensorSet::load_all() {
       if (is_new) {
         tensors_.push_back({&entry, shard});
       } else {
-        problems.add(fmt::format("tensor \"{}\" is in both {} and {}; there is no {} that says which one counts: add the index or remove one file",
-                                 printable(entry.name), printable(base_name(owner->second->path())), printable(name), kIndexFileName));
+        problems.add(
+            fmt::format("tensor \"{}\" is in both {} and {}; there is no {} that says which one counts: add the index or remove one file",
+                        printable(entry.name), printable(base_name(owner->second->path())), printable(name), kIndexFileName));
       }
     }
   }
@@ -125,8 +127,10 @@ Result<void> TensorSet::load_indexed() {
     const std::string name = base_name(file->path());
     for (const TensorEntry& entry : file->tensors()) {
       const auto placed = shard_of.find(entry.name);
-      if (placed == shard_of.end()) unused_.push_back({name, entry.name, "the index does not name it"});
-      else if (placed->second != name) unused_.push_back({name, entry.name, fmt::format("the index takes it from {}", placed->second)});
+      if (placed == shard_of.end())
+        unused_.push_back({name, entry.name, "the index does not name it"});
+      else if (placed->second != name)
+        unused_.push_back({name, entry.name, fmt::format("the index takes it from {}", placed->second)});
     }
   }
   Result<std::vector<std::string>> present = shard_names(directory_);

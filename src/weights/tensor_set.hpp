@@ -33,7 +33,7 @@ class TensorSet {
   bool has_index() const { return has_index_; }
   const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
   const std::vector<LocatedTensor>& tensors() const { return tensors_; }  // sorted by name
-  LocatedTensor find(std::string_view name) const;                       // entry == nullptr if there is none
+  LocatedTensor find(std::string_view name) const;                        // entry == nullptr if there is none
   const std::vector<UnusedTensor>& unused() const { return unused_; }
 
  private:
