@@ -15,6 +15,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// Enough for every matrix of a large layer to be listed; a report beyond it would not be read.
+constexpr size_t kMaxListed = 10000;
+
 // The quoted word behind `before` in a sentence, e.g. tensor "x": x; empty if there is none.
 std::string quoted_after(std::string_view sentence, std::string_view before) {
   const size_t at = sentence.find(before);
@@ -58,7 +61,7 @@ void add_problems(std::string_view where, std::string_view message, Json& proble
 void verify_layer(const Checkpoint& checkpoint, LayerId id, Json& problems, Json& notes) {
   const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const std::string where = "layer " + id.label();
-  auto loaded = checkpoint.load_layer(id, {.scan_values = true, .threads = threads});
+  auto loaded = checkpoint.load_layer(id, {.scan_values = true, .threads = threads, .max_problems = kMaxListed});
   if (!loaded) return add_problems(where, loaded.error().message, problems);
   for (const std::string& note : loaded.value().notes) notes.push_back(where + ": " + note);
   if (loaded.value().format == WeightFormat::kBf16)

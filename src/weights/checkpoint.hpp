@@ -48,6 +48,7 @@ struct LayerSummary {
 struct LoadOptions {
   bool scan_values = true;  // refuse NaN codes, NaN, infinite or negative scales (scan.hpp)
   int threads = 1;
+  size_t max_problems = 20;  // sentences in the error; the rest is counted
 };
 
 struct LayerTensors;  // a layer's tensors by name (layer_tensors.hpp)

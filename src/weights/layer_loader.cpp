@@ -44,7 +44,7 @@ struct Geometry {
 class LayerLoader {
  public:
   LayerLoader(const LayerTensors& tensors, LayerId layer, const ModelConfig& config, const LoadOptions& options)
-      : tensors_(tensors), layer_(layer), config_(config), options_(options) {}
+      : tensors_(tensors), layer_(layer), config_(config), options_(options), problems_(options.max_problems) {}
 
   Result<LayerWeights> load(std::shared_ptr<const TensorSet> files);
 
@@ -120,7 +120,7 @@ void LayerLoader::decide_experts() {
     const std::string module = fmt::format("experts.{}", e);
     const auto found = tensors_.experts.find(static_cast<int>(e));
     if (found == tensors_.experts.end()) {
-      if (++absent <= 20)
+      if (static_cast<size_t>(++absent) <= options_.max_problems)
         problems_.add(fmt::format("missing: expert {} as a whole ({}, {}, {}); fetch the shard that holds it", e,
                                   printable(tensors_.matrix_name(module, MatrixRole::kGate)),
                                   printable(tensors_.matrix_name(module, MatrixRole::kUp)),
@@ -133,7 +133,7 @@ void LayerLoader::decide_experts() {
     out_.experts.push_back(expert);
     out_.expert_sources.push_back(source);
   }
-  if (absent > 20) problems_.add_uncounted(absent - 20);
+  if (static_cast<size_t>(absent) > options_.max_problems) problems_.add_uncounted(absent - static_cast<int64_t>(options_.max_problems));
   if (out_.experts.empty()) return;
   out_.format = out_.experts[0].gate.format;
   if (std::string note = contradicts_config(out_.format, hints); !note.empty()) out_.notes.push_back(std::move(note));
