@@ -146,10 +146,11 @@ Result<std::string> inspect(const std::string& directory, int32_t only_layer) {
     if (!layer) return layer.error();
     layers.push_back(layer.take());
   }
+  if (layers.empty() && only_layer >= 0) {
+    return usage_error(fmt::format("{}: layer {} is no MoE layer of this checkpoint", printable(directory), only_layer));
+  }
   if (layers.empty()) {
-    return bad_input(only_layer < 0
-                         ? fmt::format("{}: no MoE layer; wanted tensors like layers.0.ffn.experts.0.w1.weight", printable(directory))
-                         : fmt::format("{}: layer {} is no MoE layer of this checkpoint", printable(directory), only_layer));
+    return bad_input(fmt::format("{}: no MoE layer; wanted tensors like layers.0.ffn.experts.0.w1.weight", printable(directory)));
   }
   report["layers"] = layers;
   return report.dump(-1, ' ', false, kReplaceBadText);

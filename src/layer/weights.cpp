@@ -62,11 +62,11 @@ Result<void> scan_expert(const SourceExpert& expert, int64_t index) {
   return {};
 }
 
-Result<void> check_and_scan(const SourceExpert& expert, const Problem& problem, int64_t index, bool scan_values) {
+Result<void> check_and_scan(const SourceExpert& expert, const Problem& problem, int64_t index, bool from_caller) {
   if (auto legal = check_expert(expert, problem); !legal) {
-    return Error{legal.error().status, fmt::format("expert {} {}", index, legal.error().message)};
+    return Error{from_caller ? Status::kUsage : legal.error().status, fmt::format("expert {} {}", index, legal.error().message)};
   }
-  return scan_values ? scan_expert(expert, index) : Result<void>{};
+  return from_caller ? scan_expert(expert, index) : Result<void>{};
 }
 
 Result<std::vector<SourceExpert>> experts_from_abi(const monomoe_layer& layer) {
@@ -115,7 +115,7 @@ Result<std::unique_ptr<monomoe_weights>> pack_weights(const monomoe_context& con
   if (auto legal = check(problem); !legal) return legal.error();
   auto limit = checked_limit(source.swiglu_limit);
   if (!limit) return limit.error();
-  const auto check_item = [&](int64_t e) { return check_and_scan(source.experts[e], problem, e, source.scan_values); };
+  const auto check_item = [&](int64_t e) { return check_and_scan(source.experts[e], problem, e, source.from_caller); };
   if (auto legal = parallel_for(problem.experts, context.num_threads, check_item); !legal) return legal.error();
   auto packed = cpu::CpuWeights::create(problem, std::move(placement), limit.value());
   if (!packed) return packed.error();

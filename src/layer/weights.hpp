@@ -23,7 +23,7 @@ struct LayerSource {
   WeightFormat format = WeightFormat::kFp8;
   std::span<const SourceExpert> experts;
   float swiglu_limit = 0;   // 0 or +inf = none
-  bool scan_values = true;  // false: the values were checked where the matrices were loaded
+  bool from_caller = true;  // false: from a checkpoint, whose values were checked where they were loaded
 };
 
 Result<float> checked_limit(float swiglu_limit);  // +inf for none

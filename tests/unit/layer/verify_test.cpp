@@ -201,7 +201,7 @@ TEST_F(VerifyCheckpoint, InspectStatesTheConversionOfEachMatrix) {
   EXPECT_LT(layer["matrices"][0]["worst_relative_error"].get<double>(), 0.0626);
   EXPECT_EQ(layer["matrices"][0]["weights"], 1536 * 4096);
   text = nullptr;
-  EXPECT_EQ(monomoe_checkpoint_inspect(directory_.c_str(), 3, &text), MONOMOE_BAD_INPUT);
+  EXPECT_EQ(monomoe_checkpoint_inspect(directory_.c_str(), 3, &text), MONOMOE_USAGE);
   EXPECT_EQ(text, nullptr);
 }
 
