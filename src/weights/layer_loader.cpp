@@ -67,6 +67,8 @@ class LayerLoader {
   const ModelConfig& config_;
   const LoadOptions& options_;
   LayerWeights out_;
+  int64_t expert_count_ = 0;  // as it should be; out_.experts holds those without a problem
+  bool router_readable_ = false;
   Geometry geometry_;
   ProblemList problems_;
 };
@@ -115,6 +117,7 @@ void LayerLoader::decide_experts() {
     problems_.add(fmt::format("{} states {} experts, wanted at most {}: correct the file", printable(config_.file), count, kMostExperts));
     return;
   }
+  expert_count_ = count;
   int64_t absent = 0;
   for (int64_t e = 0; e < count; ++e) {
     const std::string module = fmt::format("experts.{}", e);
@@ -202,7 +205,7 @@ void LayerLoader::load_shared() {
 }
 
 void LayerLoader::load_router() {
-  const int64_t experts = static_cast<int64_t>(out_.experts.size());
+  const int64_t experts = expert_count_, problems_before = problems_.count();
   auto wrong = [&](const LocatedTensor& tensor, std::string_view wanted) {
     problems_.add(fmt::format("{}: found {} {}, wanted {}: export the tensor again", tensor_word(tensor), dtype_name(tensor.entry->dtype),
                               shape_text(tensor.entry->shape), wanted));
@@ -250,6 +253,7 @@ void LayerLoader::load_router() {
     router.table = table.entry->data;
   }
   out_.router = router;
+  router_readable_ = problems_.count() == problems_before;
 }
 
 // A multiplier of 1 or more is legal, but it usually is the reciprocal that another tool stores under another name.
@@ -305,7 +309,7 @@ void LayerLoader::scan() {
 }
 
 void LayerLoader::scan_router() {
-  if (!out_.router || !problems_.empty()) return;
+  if (!router_readable_) return;
   auto check = [&](const LocatedTensor& tensor, DType dtype, int64_t rows, int64_t columns) {
     const ScanResult result = scan_values(tensor.entry->data, dtype == DType::BF16, rows, columns);
     for (const ScanFinding& finding : result.findings) {
@@ -322,7 +326,7 @@ Result<LayerWeights> LayerLoader::load(std::shared_ptr<const TensorSet> files) {
   out_.layer = layer_;
   refuse_unsupported();
   if (problems_.empty()) decide_experts();
-  if (problems_.empty() && !out_.experts.empty()) {
+  if (!out_.experts.empty()) {  // even after a problem: a reader who must fix a checkpoint wants to hear of all of them
     check_one_format();
     settle_geometry();
     for (size_t e = 0; e < out_.experts.size(); ++e) {

@@ -1,0 +1,88 @@
+// The writer's files read back, and appear whole or not at all.
+#include "weights/safetensors_writer.hpp"
+
+#include "unit/weights/checkpoint_builder.hpp"
+#include "weights/safetensors.hpp"
+
+namespace monomoe {
+namespace {
+
+using testing::Bytes;
+using testing::expect_error;
+using testing::TempDir;
+
+TEST(SafetensorsWriter, RoundTripsTensorsPiecesAndMetadata) {
+  TempDir dir;
+  const std::string path = dir.file("out.safetensors");
+  Result<SafetensorsWriter> writer =
+      SafetensorsWriter::create(path, {{"x\n\"y", DType::U8, {3}}, {"f4", DType::F4, {2, 4}}, {"s", DType::F32, {}}}, {{"by", "test"}});
+  ASSERT_TRUE(writer.ok()) << writer.error().message;
+  EXPECT_TRUE(dir.has("out.safetensors.partial"));
+  EXPECT_FALSE(dir.has("out.safetensors"));
+  const Bytes data{1, 2, 3, 4, 5, 6, 7, 0, 0, 0x80, 0x3F};
+  ASSERT_TRUE(writer.value().append(std::span(data).first(4)).ok());
+  ASSERT_TRUE(writer.value().append(std::span(data).subspan(4)).ok());
+  ASSERT_TRUE(writer.value().finish().ok());
+  EXPECT_FALSE(dir.has("out.safetensors.partial"));
+
+  Result<SafetensorsFile> file = SafetensorsFile::open(path);
+  ASSERT_TRUE(file.ok()) << file.error().message;
+  EXPECT_EQ(file.value().metadata().at("by"), "test");
+  EXPECT_EQ(file.value().find("x\n\"y")->data[2], 3);
+  EXPECT_EQ(file.value().find("f4")->bytes, 4u);
+  EXPECT_EQ(file.value().find("f4")->file_offset % 8, 3u);  // the data begins at a multiple of 8
+  float one = 0;
+  std::memcpy(&one, file.value().find("s")->data, 4);
+  EXPECT_EQ(one, 1.0f);
+}
+
+TEST(SafetensorsWriter, AnUnfinishedFileLeavesTheOlderOne) {
+  TempDir dir;
+  dir.write("out", "older");
+  {
+    Result<SafetensorsWriter> writer = SafetensorsWriter::create(dir.file("out"), {{"x", DType::U8, {3}}});
+    ASSERT_TRUE(writer.ok());
+    ASSERT_TRUE(writer.value().append(Bytes{1, 2}).ok());
+  }
+  EXPECT_EQ(dir.read("out"), "older");
+  EXPECT_FALSE(dir.has("out.partial"));
+}
+
+TEST(SafetensorsWriter, TooFewOrTooManyBytesAreRefused) {
+  TempDir dir;
+  dir.write("out", "older");
+  Result<SafetensorsWriter> few = SafetensorsWriter::create(dir.file("out"), {{"x", DType::U8, {3}}});
+  ASSERT_TRUE(few.value().append(Bytes{1, 2}).ok());
+  expect_error(few.value().finish(), {"2 bytes appended", "have 3"});
+  EXPECT_FALSE(dir.has("out.partial"));
+  Result<SafetensorsWriter> many = SafetensorsWriter::create(dir.file("out"), {{"x", DType::U8, {3}}});
+  expect_error(many.value().append(Bytes{1, 2, 3, 4}), {"4 bytes appended", "have 3"});
+  EXPECT_FALSE(dir.has("out.partial"));
+  EXPECT_FALSE(many.value().finish().ok());
+  EXPECT_EQ(dir.read("out"), "older");
+}
+
+TEST(SafetensorsWriter, WrongDeclarationsAreRefusedBeforeAFileExists) {
+  TempDir dir;
+  expect_error(SafetensorsWriter::create(dir.file("out"), {{"x", DType::F4, {3}}}), {"\"x\"", "F4", "[3]"});
+  expect_error(SafetensorsWriter::create(dir.file("out"), {{"x", DType::U8, {-1}}}), {"\"x\"", "[-1]"});
+  expect_error(SafetensorsWriter::create(dir.file("out"), {{"x", DType::U8, {1}}, {"x", DType::U8, {1}}}), {"\"x\"", "twice"});
+  expect_error(SafetensorsWriter::create(dir.file("out"), {{"__metadata__", DType::U8, {1}}}), {"reserved"});
+  EXPECT_FALSE(dir.has("out.partial"));
+  expect_error(SafetensorsWriter::create(dir.file("no/such/out"), {}), {"no/such/out.partial", "No such file"});
+  const Bytes two{1, 2};
+  const NamedTensor wrong{{"x", DType::U8, {3}}, two};
+  expect_error(write_safetensors(dir.file("out"), std::span(&wrong, 1)), {"\"x\"", "2 bytes given", "needs 3"});
+}
+
+TEST(SafetensorsWriter, AnErrorAtTheRenameRemovesThePartialFile) {
+  TempDir dir;
+  std::filesystem::create_directories(dir.file("out/child"));  // a directory that is not empty cannot be replaced
+  Result<SafetensorsWriter> writer = SafetensorsWriter::create(dir.file("out"), {});
+  ASSERT_TRUE(writer.ok());
+  expect_error(writer.value().finish(), {"out.partial", "rename into place"});
+  EXPECT_FALSE(dir.has("out.partial"));
+}
+
+}  // namespace
+}  // namespace monomoe
