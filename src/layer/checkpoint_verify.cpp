@@ -1,6 +1,7 @@
 // monomoe_checkpoint_verify: every problem of the files, names, shapes and values as a list; unused tensors as notes.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>

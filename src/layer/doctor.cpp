@@ -1,7 +1,7 @@
 // monomoe_doctor: what this machine can run, and why not the rest.
 #include <fmt/format.h>
-#include <unistd.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -11,6 +11,7 @@
 #include "layer/arguments.hpp"
 #include "layer/cuda_probe.hpp"
 #include "layer/error_state.hpp"
+#include "plan/problem.h"
 
 namespace monomoe::layer {
 namespace {

@@ -1,8 +1,7 @@
 // monomoe_checkpoint_inspect: layers, formats, geometry, router, and what the conversion of each matrix costs.
 #include <fmt/format.h>
 
-#include <cmath>
-#include <mutex>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>

@@ -1,6 +1,5 @@
 // monomoe_synth: a checkpoint written to OUT.partial and renamed when all of it is there.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -9,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "layer/arguments.hpp"
 #include "layer/error_state.hpp"

@@ -1,6 +1,8 @@
 // monomoe_checkpoint_verify_run and monomoe_verify_case: the same checks on a checkpoint's layer and on a random one.
 #include <fmt/format.h>
 
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "layer/arguments.hpp"
