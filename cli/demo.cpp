@@ -23,7 +23,7 @@ struct ExampleFormat {
   const char* name;
   double cosine_wanted;
 };
-constexpr ExampleFormat kFormats[] = {{"nvfp4", 0.98}, {"mxfp4", 0.98}, {"fp8", 0.999}};
+constexpr ExampleFormat kFormats[] = {{"nvfp4", 0.985}, {"mxfp4", 0.985}, {"fp8", 0.999}};
 
 struct DemoOptions {
   std::string directory;

@@ -134,22 +134,28 @@ class Demo(CliTest):
         verdict = text.splitlines()[-1]
         self.assertTrue(verdict.startswith("demo: 12 layers in 3 formats on 4 ranks"), verdict)
         self.assertTrue(verdict.endswith(": OK"), verdict)
-        report = json.loads(self.good("demo", EXAMPLES, "--json"))
-        self.assertEqual(len(report["layers"]), 12)
+        self.assertNotIn("FAILED", text)
+
+    def examples(self, capture):
+        """A copy of the examples with one captured layer."""
+        copy = self.folder / "examples"
+        (copy / "tiny-moe-capture").mkdir(parents=True)
+        for name in ("tiny-moe-fp8", "tiny-moe-nvfp4", "tiny-moe-mxfp4"):
+            (copy / name).symlink_to((EXAMPLES / name).resolve())
+        shutil.copy(EXAMPLES / "tiny-moe-capture" / capture, copy / "tiny-moe-capture" / "layer0.safetensors")
+        return copy
+
+    def test_json(self):
+        report = json.loads(self.good("demo", self.examples("layer0.safetensors"), "--json"))
+        self.assertEqual([layer["format"] for layer in report["layers"]], ["nvfp4", "mxfp4", "fp8"])
         for layer in report["layers"]:
             self.assertTrue(layer["ok"])
             self.assertEqual(sum(layer["tokens_per_expert"]), layer["tokens"] * layer["topk"])
+            self.assertGreater(layer["against_bf16_model"]["cosine"], layer["against_bf16_model"]["cosine_wanted"])
 
     def test_other_outputs_fail(self):
         """With the captured outputs of another layer nothing is close any more."""
-        copy = self.folder / "examples"
-        for name in ("tiny-moe-fp8", "tiny-moe-nvfp4", "tiny-moe-mxfp4"):
-            (copy / name).parent.mkdir(exist_ok=True)
-            (copy / name).symlink_to((EXAMPLES / name).resolve())
-        captures = copy / "tiny-moe-capture"
-        captures.mkdir()
-        shutil.copy(EXAMPLES / "tiny-moe-capture" / "layer1.safetensors", captures / "layer0.safetensors")
-        result = self.call("demo", copy)
+        result = self.call("demo", self.examples("layer1.safetensors"))
         self.assertEqual(result.returncode, CHECK_FAILED, result.stderr)
         self.assertTrue(result.stdout.splitlines()[-1].endswith(": FAILED"))
 
