@@ -172,11 +172,11 @@ void LayerLoader::check_shape(const SourceMatrix& matrix, const MatrixSource& so
   if (matrix.rows == rows && matrix.cols == cols) return;
   constexpr const char* kWords[] = {"gate", "up", "down"};
   problems_.add(fmt::format(
-      "{}: found {} {} = a {} matrix of {} x {}{}, wanted {} x {} (hidden {} from {}, intermediate {} from {}): export the tensor "
+      "{}: found {} {} = {} x {}{}, wanted {} x {} for the {} matrix (hidden {} from {}, intermediate {} from {}): export the tensor "
       "again or correct config.json",
-      tensor_word(source.weight), dtype_name(source.weight.entry->dtype), shape_text(source.weight.entry->shape),
-      kWords[static_cast<size_t>(role)], matrix.rows, matrix.cols, matrix.rows == cols && matrix.cols == rows ? " (transposed)" : "", rows,
-      cols, wanted.hidden, wanted.hidden_from, wanted.intermediate, wanted.intermediate_from));
+      tensor_word(source.weight), dtype_name(source.weight.entry->dtype), shape_text(source.weight.entry->shape), matrix.rows, matrix.cols,
+      matrix.rows == cols && matrix.cols == rows ? " (transposed)" : "", rows, cols, kWords[static_cast<size_t>(role)], wanted.hidden,
+      wanted.hidden_from, wanted.intermediate, wanted.intermediate_from));
 }
 
 void LayerLoader::load_shared() {

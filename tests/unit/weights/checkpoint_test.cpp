@@ -362,7 +362,7 @@ TEST(Checkpoint, ProblemsOfEveryKindAreListedTogether) {
   builder.tensors.erase("layers.0.ffn.experts.1.w1.scale");
   builder.tensors["layers.0.ffn.experts.2.w2.weight"].data[0] = 0x7F;
   builder.add_matrix("layers.0.ffn.experts.3.w3", Packing::kFp8, kHidden, kIntermediate);
-  builder.add("layers.0.ffn.gate.weight", DType::BF16, {4, kHidden}, Bytes(4 * 2 * kHidden, 0x7F));
+  builder.add("layers.0.ffn.gate.weight", DType::BF16, {4, kHidden}, Bytes(4 * 2 * kHidden, 0xFF));
   expect_error(load(builder), {"experts.1.w1.scale", "experts.2.w2.weight", "the NaN code 0x7f", "experts.3.w3.weight", "(transposed)",
                                "gate.weight", "NaN value"});
 }
