@@ -1,0 +1,64 @@
+// What one launch of the kernel gets: numbers and pointers, by value. Filled by cuda/launch.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/flags.h"
+#include "plan/memory_layout.h"
+#include "plan/placement.h"
+#include "plan/problem.h"
+#include "plan/task_order.h"
+#include "plan/weight_packing.h"
+
+namespace monomoe::cuda {
+
+// Tokens of one GEMM task.
+inline constexpr int64_t kGpuTokenBlock = 128;
+
+// Counters of one rank that outlive a launch: the last block to leave prepares the next one, so no host work lies between.
+struct DeviceState {
+  uint64_t epoch;       // calls finished
+  uint64_t next_task;
+  uint64_t dispatch_done;
+  uint64_t routes_ready;  // epoch
+  uint64_t gemm1_done;
+  uint64_t blocks_left;   // thread blocks that have ended this call
+  uint64_t failed;        // this call ended by a record
+};
+
+// What went wrong first, in host-mapped memory of the rank. code 0: nothing.
+struct DeviceError {
+  uint64_t code, rank, task, flag, peer, expected, seen, item;
+};
+enum class DeviceErrorCode : uint64_t { kNone = 0, kTimeout = 1, kBadExpertId = 2, kPeerAborted = 3, kLayerMismatch = 4, kTooManyTokens = 5 };
+enum class WaitFlag : uint64_t { kDrained = 1, kArrived = 2, kRoutesReady = 3, kBlockDone = 4, kArrivals = 5, kLayer = 6 };
+
+struct Params {
+  Problem problem;          // the layer's, with the workspace's topk, ranks, capacity
+  ExpertLayout experts;
+  SymmetricLayout symmetric;
+  WorkspaceLayout local;
+  int32_t self;
+  int32_t num_slots;
+  uint8_t* peers[kMaxRanks];  // symmetric memory of every rank; peers[self] is its own
+  uint8_t* workspace;
+  DeviceState* state;
+  DeviceError* error;
+  const uint8_t* const* slot_data;  // [num_slots] packed experts
+  const int32_t* serving;           // [ranks][experts] rank << 16 | slot
+  float swiglu_limit;
+  uint64_t layer_tag;               // the same on all ranks that use the same layer
+  uint64_t timeout_ns;
+
+  // The call.
+  const int64_t* num_tokens_device;  // if not null the number of tokens is read here, else num_tokens
+  int64_t num_tokens;
+  const void* x;                     // bf16 [tokens, hidden], or e4m3 with x_scales
+  const float* x_scales;
+  const void* topk_ids;
+  bool wide_ids;
+  const float* topk_weights;
+  uint16_t* y;
+};
+
+}  // namespace monomoe::cuda

@@ -1,0 +1,43 @@
+// Task: combine - a chunk of tokens, one per math warp: once all pieces of a token's contributions are here, its live slots are summed in slot
+// order from +0 in fp32 and rounded once.
+#pragma once
+
+#include "cuda/moe_kernel/roles/dispatch.cuh"
+
+namespace monomoe::cuda {
+
+__device__ __forceinline__ void combine_token(const Params& params, int64_t token, int lane) {
+  const Problem& p = params.problem;
+  const uint8_t* own = params.peers[params.self];
+  const auto* ids = reinterpret_cast<const int32_t*>(own + params.symmetric.route_ids) + (params.self * p.capacity + token) * p.topk;
+  const uint32_t live = __ballot_sync(0xFFFFFFFFu, lane < p.topk && __ldcg(ids + min(lane, static_cast<int>(p.topk) - 1)) >= 0);
+  auto* arrivals = reinterpret_cast<uint32_t*>(params.peers[params.self] + params.symmetric.arrivals) + token;
+  const uint64_t pieces = static_cast<uint64_t>(__popc(live)) * gemm2_tiles(p.hidden);
+  const bool here = await_at_least(
+      params, [&] { return uint64_t{ptx::load_acquire_system(arrivals)}; }, pieces, TaskKind::kCombine, WaitFlag::kArrivals,
+      static_cast<uint64_t>(params.self), static_cast<uint64_t>(token));
+  if (!__all_sync(0xFFFFFFFFu, here)) return;
+  const auto* rows = reinterpret_cast<const uint16_t*>(own + params.symmetric.contributions) + token * p.topk * p.hidden;
+  for (int64_t channel = lane * 8; channel < p.hidden; channel += 256) {
+    float sum[8] = {};
+    for (uint32_t left = live; left != 0; left &= left - 1) {
+      const int slot = __ffs(left) - 1;
+      const uint4 v = __ldcg(reinterpret_cast<const uint4*>(rows + slot * p.hidden + channel));
+      const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[i] = add_rn(sum[i], bf16_decode(static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2)))));
+    }
+    const uint4 out = make_uint4(bf16_pair(sum[0], sum[1]), bf16_pair(sum[2], sum[3]), bf16_pair(sum[4], sum[5]), bf16_pair(sum[6], sum[7]));
+    *reinterpret_cast<uint4*>(params.y + token * p.hidden + channel) = out;
+  }
+  __syncwarp();
+  // Safe: whoever adds next waits for this rank's next arrival first, and that is published after this call.
+  if (lane == 0) *arrivals = 0;
+}
+
+__device__ __forceinline__ void combine_task(const Params& params, int64_t chunk, int64_t num_tokens, int math_thread) {
+  const int64_t token = chunk * kGpuTokenChunk + math_thread / 32;
+  if (token < num_tokens) combine_token(params, token, math_thread % 32);
+}
+
+}  // namespace monomoe::cuda

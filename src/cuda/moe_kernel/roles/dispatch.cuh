@@ -1,0 +1,148 @@
+// Task: dispatch - a chunk of tokens, one per math warp: quantise the row once, push it to every rank that serves it; ids and weights go to all.
+#pragma once
+
+#include "cuda/moe_kernel/roles/claim.cuh"
+#include "cuda/moe_kernel/roles/epilogue.cuh"
+
+namespace monomoe::cuda {
+
+__device__ __forceinline__ bool await_drained(const Params& params, uint64_t epoch, int lane) {
+  bool ok = true;
+  for (int dst = lane; dst < params.problem.ranks; dst += 32) {
+    if (dst == params.self) continue;
+    const uint64_t* flag = &symmetric_flags(params, params.self)->drained[dst];
+    ok &= await_at_least(
+        params, [&] { return ptx::load_acquire_system(flag); }, epoch - 1, TaskKind::kDispatch, WaitFlag::kDrained,
+        static_cast<uint64_t>(dst), 0);
+  }
+  return __all_sync(0xFFFFFFFFu, ok);
+}
+
+// Everything this rank sends in this call is written: tell every rank.
+__device__ __forceinline__ void publish_arrived(const Params& params, uint64_t epoch, int64_t num_tokens) {
+  __threadfence_system();
+  for (int dst = 0; dst < params.problem.ranks; ++dst) {
+    SymmetricFlags* flags = symmetric_flags(params, dst);
+    ptx::store_relaxed_system(&flags->num_tokens[params.self], static_cast<uint64_t>(num_tokens));
+    ptx::store_relaxed_system(&flags->layer[params.self], params.layer_tag);
+    ptx::store_release_system(&flags->arrived[params.self], epoch);
+  }
+}
+
+// Ids and weights of one token to every rank; returns the mask of ranks that serve it, the same in all lanes.
+__device__ __forceinline__ uint64_t send_routes(const Params& params, int64_t token, int lane) {
+  const Problem& p = params.problem;
+  uint32_t low = 0, high = 0;
+  if (lane < p.topk) {
+    const int64_t at = token * p.topk + lane;
+    int64_t id = params.wide_ids ? static_cast<const int64_t*>(params.topk_ids)[at] : static_cast<const int32_t*>(params.topk_ids)[at];
+    if (id >= p.experts) {
+      raise_error(params, DeviceErrorCode::kBadExpertId, TaskKind::kDispatch, WaitFlag::kArrived, static_cast<uint64_t>(params.self),
+                  static_cast<uint64_t>(p.experts), static_cast<uint64_t>(id), static_cast<uint64_t>(at));
+      id = -1;
+    }
+    const int32_t expert = id < 0 ? -1 : static_cast<int32_t>(id);
+    const float weight = id < 0 ? 0.0f : params.topk_weights[at];
+    const int64_t place = (static_cast<int64_t>(params.self) * p.capacity + token) * p.topk + lane;
+    for (int dst = 0; dst < p.ranks; ++dst) {
+      reinterpret_cast<int32_t*>(params.peers[dst] + params.symmetric.route_ids)[place] = expert;
+      reinterpret_cast<float*>(params.peers[dst] + params.symmetric.route_weights)[place] = weight;
+    }
+    if (expert >= 0) {
+      const int rank = __ldg(params.serving + params.self * p.experts + expert) >> 16;
+      if (rank < 32) low = 1u << rank; else high = 1u << (rank - 32);
+    }
+  }
+  return static_cast<uint64_t>(__reduce_or_sync(0xFFFFFFFFu, high)) << 32 | __reduce_or_sync(0xFFFFFFFFu, low);
+}
+
+// Eight neighbouring channels a lane, 256 a warp. Returns this lane's codes (k 0..3 and 4..7 of its eight) and the group's scale.
+__device__ __forceinline__ void quantise_eight(const Params& params, int64_t token, int64_t channel, bool live, uint32_t (&words)[2], float& scale) {
+  float x[8] = {};
+  uint32_t largest = 0;
+  if (live) {
+    const uint4 v = __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(params.x) + token * params.problem.hidden + channel));
+    const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      x[i] = bf16_decode(static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2))));
+      largest = max(largest, magnitude_bits(x[i]));
+    }
+  }
+#pragma unroll
+  for (int mask = 1; mask <= 8; mask *= 2) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, mask));
+  const bool finite = largest < kFp32InfinityBits;
+  const ActivationScale s = activation_scale(bits_float(largest), finite);
+  scale = s.scale;
+  words[0] = words[1] = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t code = finite ? e4m3_encode(mul_rn(x[i], s.inverse)) : 0u;
+    words[i / 4] |= code << (8 * (i % 4));
+  }
+}
+
+__device__ __forceinline__ void given_eight(const Params& params, int64_t token, int64_t channel, bool live, uint32_t (&words)[2], float& scale) {
+  words[0] = words[1] = 0;
+  scale = 0.0f;
+  if (!live) return;
+  const uint2 v = __ldg(reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(params.x) + token * params.problem.hidden + channel));
+  words[0] = v.x;
+  words[1] = v.y;
+  scale = __ldg(params.x_scales + token * params.problem.hidden_blocks() + channel / kBlockK);
+}
+
+// Lane q of a group of 16 holds logical channels 8q.. = 32t + 8i (t = q / 4, i = q % 4): word h belongs at byte 32i + 16h + 4t. Lanes 0..7 of
+// the group collect 16-byte chunk 2i + h = lane from four lanes.
+__device__ __forceinline__ uint4 physical_chunk(const uint32_t (&words)[2], int lane) {
+  const int chunk = lane % 8, group = lane & 16, i = chunk / 2, h = chunk % 2;
+  uint32_t part[4];
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    const uint32_t first = __shfl_sync(0xFFFFFFFFu, words[0], group + 4 * t + i);
+    const uint32_t second = __shfl_sync(0xFFFFFFFFu, words[1], group + 4 * t + i);
+    part[t] = h == 0 ? first : second;
+  }
+  return make_uint4(part[0], part[1], part[2], part[3]);
+}
+
+__device__ __forceinline__ void send_row(const Params& params, int64_t token, uint64_t serving, int lane) {
+  const Problem& p = params.problem;
+  for (int64_t base = 0; base < p.hidden; base += 256) {
+    const int64_t channel = base + lane * 8;
+    const bool live = channel < p.hidden;
+    uint32_t words[2];
+    float scale;
+    if (params.x_scales != nullptr) given_eight(params, token, channel, live, words, scale);
+    else quantise_eight(params, token, channel, live, words, scale);
+    const uint4 chunk = physical_chunk(words, lane);
+    const int64_t group = base / kBlockK + lane / 16;
+    if (!live) continue;
+    for (uint64_t left = serving; left != 0; left &= left - 1) {
+      const int dst = __ffsll(static_cast<long long>(left)) - 1;
+      const bool own = dst == params.self;
+      const int64_t row = own ? token : peer_block(params.self, dst) * p.capacity + token;
+      uint8_t* codes = own ? params.workspace + params.local.own_codes : params.peers[dst] + params.symmetric.row_codes;
+      uint8_t* scales = own ? params.workspace + params.local.own_scales : params.peers[dst] + params.symmetric.row_scales;
+      if (lane % 16 < 8) *reinterpret_cast<uint4*>(codes + row * p.hidden + group * kBlockK + (lane % 8) * 16) = chunk;
+      if (lane % 16 == 8) reinterpret_cast<float*>(scales)[row * p.hidden_blocks() + group] = scale;
+    }
+  }
+}
+
+__device__ __forceinline__ void dispatch_task(const Params& params, int64_t chunk, uint64_t epoch, int64_t num_tokens, int math_thread) {
+  const int lane = math_thread % 32;
+  const int64_t token = chunk * kGpuTokenChunk + math_thread / 32;
+  await_drained(params, epoch, lane);
+  if (token < num_tokens) {
+    const uint64_t serving = send_routes(params, token, lane);
+    if (serving != 0) send_row(params, token, serving, lane);
+  }
+  math_barrier();
+  if (math_thread != 0) return;
+  __threadfence_system();
+  const uint64_t done = ptx::fetch_add_acq_rel_gpu(&params.state->dispatch_done, 1) + 1;
+  if (done == static_cast<uint64_t>(ceil_div(num_tokens, kGpuTokenChunk))) publish_arrived(params, epoch, num_tokens);
+}
+
+}  // namespace monomoe::cuda

@@ -1,0 +1,56 @@
+// The only ways to wait on flags in global memory: bounded by a timeout and by the abort record of the rank. A wait that fails leaves one record
+// and tells every rank; kernels then leave by themselves.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/moe_kernel/params.h"
+#include "cuda/ptx/memory.cuh"
+#include "cuda/ptx/sync.cuh"
+
+namespace monomoe::cuda {
+
+__device__ __forceinline__ SymmetricFlags* symmetric_flags(const Params& params, int rank) {
+  return reinterpret_cast<SymmetricFlags*>(params.peers[rank] + params.symmetric.flags);
+}
+__device__ __forceinline__ bool aborted(const Params& params) {
+  return ptx::load_relaxed_system(symmetric_flags(params, params.self)->abort_record) != 0;
+}
+
+// First record wins, here and on every rank.
+__device__ inline void raise_error(const Params& params, DeviceErrorCode code, TaskKind task, WaitFlag flag, uint64_t peer, uint64_t expected,
+                                   uint64_t seen, uint64_t item) {
+  const uint64_t word = static_cast<uint64_t>(code) << 32 | static_cast<uint64_t>(params.self) << 16 | peer << 8 | 1;
+  for (int rank = 0; rank < params.problem.ranks; ++rank) ptx::compare_swap_system(symmetric_flags(params, rank)->abort_record, 0, word);
+  DeviceError* error = params.error;
+  if (atomicCAS_system(reinterpret_cast<unsigned long long*>(&error->code), 0ull, static_cast<unsigned long long>(code)) != 0) return;
+  error->rank = params.self;
+  error->task = static_cast<uint64_t>(task);
+  error->flag = static_cast<uint64_t>(flag);
+  error->peer = peer;
+  error->expected = expected;
+  error->seen = seen;
+  error->item = item;
+  __threadfence_system();
+}
+
+// Waits until load() >= wanted. False: aborted or timed out.
+template <class Load>
+__device__ __forceinline__ bool await_at_least(const Params& params, Load load, uint64_t wanted, TaskKind task, WaitFlag flag, uint64_t peer,
+                                               uint64_t item) {
+  if (load() >= wanted) return true;
+  const uint64_t begin = ptx::globaltimer();
+  for (uint32_t spin = 0;; ++spin) {
+    const uint64_t seen = load();
+    if (seen >= wanted) return true;
+    if (spin % 64 == 63) {
+      if (aborted(params)) return false;
+      if (ptx::globaltimer() - begin > params.timeout_ns) {
+        raise_error(params, DeviceErrorCode::kTimeout, task, flag, peer, wanted, seen, item);
+        return false;
+      }
+    }
+  }
+}
+
+}  // namespace monomoe::cuda

@@ -1,0 +1,65 @@
+// See rank_memory.hpp.
+#include "cuda/rank_memory.hpp"
+
+namespace monomoe::cuda {
+
+Result<RankWeights> RankWeights::make(const Problem& problem, const PlacementTable& placement, int32_t rank,
+                                      std::span<const uint8_t* const> packed) {
+  RankWeights weights;
+  const PlacementView view = placement.view();
+  weights.num_slots_ = view.num_slots(rank);
+  weights.expert_bytes_ = expert_layout(problem).bytes;
+  auto experts = DeviceBuffer::make(weights.num_slots_ * weights.expert_bytes_, "packed experts");
+  if (!experts) return experts.error();
+  weights.experts_ = experts.take();
+  std::vector<const uint8_t*> slots;
+  for (int32_t slot = 0; slot < weights.num_slots_; ++slot) {
+    slots.push_back(weights.slot(slot));
+    if (auto done = check(cudaMemcpy(weights.slot(slot), packed[slot], weights.expert_bytes_, cudaMemcpyHostToDevice), "copying a packed expert");
+        !done) {
+      return done.error();
+    }
+  }
+  std::vector<int32_t> serving(problem.ranks * problem.experts);
+  for (int32_t src = 0; src < problem.ranks; ++src) {
+    for (int32_t expert = 0; expert < problem.experts; ++expert) {
+      const ExpertCopy copy = view.serving_copy(expert, src);
+      serving[src * problem.experts + expert] = copy.rank << 16 | copy.slot;
+    }
+  }
+  const auto upload = [](DeviceBuffer& buffer, const void* data, int64_t bytes, const char* what) -> Result<void> {
+    auto made = DeviceBuffer::make(bytes, what);
+    if (!made) return made.error();
+    buffer = made.take();
+    return check(cudaMemcpy(buffer.data(), data, bytes, cudaMemcpyHostToDevice), std::string("copying ") + what);
+  };
+  if (auto done = upload(weights.slots_, slots.data(), slots.size() * sizeof(slots[0]), "the expert table"); !done) return done.error();
+  if (auto done = upload(weights.serving_, serving.data(), serving.size() * sizeof(serving[0]), "the placement table"); !done) return done.error();
+  return std::move(weights);
+}
+
+Result<RankWorkspace> RankWorkspace::make(const Problem& problem, int64_t max_slots) {
+  RankWorkspace workspace;
+  const SymmetricLayout symmetric = symmetric_layout(problem);
+  auto shared = DeviceBuffer::make(symmetric.bytes, "symmetric memory");
+  if (!shared) return shared.error();
+  auto local = DeviceBuffer::make(workspace_layout(problem, max_slots, kGpuTokenBlock).bytes, "the workspace");
+  if (!local) return local.error();
+  auto state = DeviceBuffer::make(sizeof(DeviceState), "counters");
+  if (!state) return state.error();
+  workspace.symmetric_ = shared.take();
+  workspace.local_ = local.take();
+  workspace.state_ = state.take();
+  // Flags and arrival counters begin at zero; everything else may hold anything.
+  if (auto done = check(cudaMemset(workspace.symmetric(), 0, symmetric.route_ids), "clearing flags"); !done) return done.error();
+  if (auto done = check(cudaMemset(workspace.state(), 0, sizeof(DeviceState)), "clearing counters"); !done) return done.error();
+  void* error = nullptr;
+  if (auto done = check(cudaHostAlloc(&error, sizeof(DeviceError), cudaHostAllocMapped | cudaHostAllocPortable), "allocating the error record"); !done) {
+    return done.error();
+  }
+  workspace.error_.reset(static_cast<DeviceError*>(error));
+  *workspace.error_ = {};
+  return std::move(workspace);
+}
+
+}  // namespace monomoe::cuda

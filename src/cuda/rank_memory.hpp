@@ -1,0 +1,52 @@
+// One rank's device memory: packed experts of a layer, and the workspace of a call.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/result.hpp"
+#include "cuda/moe_kernel/params.h"
+#include "cuda/status.hpp"
+#include "plan/placement_table.hpp"
+#include "plan/problem.h"
+
+namespace monomoe::cuda {
+
+// The packed experts of one rank on its device.
+class RankWeights {
+ public:
+  // packed[slot]: expert_layout(problem).bytes of host memory each.
+  static Result<RankWeights> make(const Problem& problem, const PlacementTable& placement, int32_t rank, std::span<const uint8_t* const> packed);
+
+  int32_t num_slots() const { return num_slots_; }
+  const uint8_t* const* slot_data() const { return reinterpret_cast<const uint8_t* const*>(slots_.data()); }
+  const int32_t* serving() const { return reinterpret_cast<const int32_t*>(serving_.data()); }
+  uint8_t* slot(int32_t index) const { return experts_.data() + index * expert_bytes_; }
+
+ private:
+  int32_t num_slots_ = 0;
+  int64_t expert_bytes_ = 0;
+  DeviceBuffer experts_, slots_, serving_;
+};
+
+// Symmetric memory, own memory and counters of one rank.
+class RankWorkspace {
+ public:
+  static Result<RankWorkspace> make(const Problem& problem, int64_t max_slots);
+
+  uint8_t* symmetric() const { return symmetric_.data(); }
+  uint8_t* local() const { return local_.data(); }
+  DeviceState* state() const { return reinterpret_cast<DeviceState*>(state_.data()); }
+  DeviceError* error() const { return error_.get(); }
+
+ private:
+  struct FreeHost {
+    void operator()(DeviceError* error) const { cudaFreeHost(error); }
+  };
+  DeviceBuffer symmetric_, local_, state_;
+  std::unique_ptr<DeviceError, FreeHost> error_;
+};
+
+}  // namespace monomoe::cuda

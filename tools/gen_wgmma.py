@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Writes src/cuda/ptx/wgmma.cuh: wgmma.m64nNk32.f32.e4m3.e4m3 for each token count, A from registers or from shared memory."""
+from pathlib import Path
+
+TOKENS = [8, 16, 24, 32, 48, 64]
+HEAD = """// Written by tools/gen_wgmma.py. D[64 x N] (+)= A[64 x 32] * B[N x 32]^T in e4m3 with fp32 accumulators, asynchronous.
+// accumulate 0 starts from zero. PTX ISA, wgmma.mma_async; matrix descriptor: K-major, 128-byte swizzle, 8-row groups 1024 bytes apart.
+#pragma once
+
+#include <cstdint>
+
+namespace monomoe::cuda::ptx {
+
+__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address) {
+  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
+}
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int kGroups>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
+}
+
+template <int kTokens>
+struct Wgmma;
+"""
+
+
+def instruction(tokens: int) -> str:
+    registers = tokens // 2
+    outputs = ", ".join(f"%{i}" for i in range(registers))
+    operands = ", ".join(f'"+f"(d[{i}])' for i in range(registers))
+    name = f"wgmma.mma_async.sync.aligned.m64n{tokens}k32.f32.e4m3.e4m3"
+    r = registers
+    return f"""
+template <>
+struct Wgmma<{tokens}> {{
+  static __device__ __forceinline__ void registers(float (&d)[{r}], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint64_t b,
+                                                   int accumulate) {{
+    asm volatile(
+        "{{.reg .pred p; setp.ne.b32 p, %{r + 5}, 0; "
+        "{name} {{{outputs}}}, {{%{r}, %{r + 1}, %{r + 2}, %{r + 3}}}, %{r + 4}, p, 1, 1;}}"
+        : {operands}
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(accumulate));
+  }}
+  static __device__ __forceinline__ void shared(float (&d)[{r}], uint64_t a, uint64_t b, int accumulate) {{
+    asm volatile(
+        "{{.reg .pred p; setp.ne.b32 p, %{r + 2}, 0; "
+        "{name} {{{outputs}}}, %{r}, %{r + 1}, p, 1, 1;}}"
+        : {operands}
+        : "l"(a), "l"(b), "r"(accumulate));
+  }}
+}};
+"""
+
+
+def main() -> None:
+    target = Path(__file__).resolve().parent.parent / "src/cuda/ptx/wgmma.cuh"
+    target.write_text(HEAD + "".join(instruction(n) for n in TOKENS) + "\n}  // namespace monomoe::cuda::ptx\n")
+
+
+if __name__ == "__main__":
+    main()
