@@ -1,8 +1,6 @@
 // monomoe_doctor: what this machine can run, and why not the rest.
 #include <fmt/format.h>
 
-#include <cstdlib>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -11,6 +9,7 @@
 #include "layer/arguments.hpp"
 #include "layer/cuda_probe.hpp"
 #include "layer/error_state.hpp"
+#include "layer/machine.hpp"
 #include "plan/problem.h"
 
 namespace monomoe::layer {
@@ -18,28 +17,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The value behind the first line "key ... : value" of a /proc file; empty if there is none.
-std::string proc_value(const char* file, const std::string& key) {
-  std::ifstream in(file);
-  for (std::string line; std::getline(in, line);) {
-    const size_t colon = line.find(':');
-    if (line.compare(0, key.size(), key) != 0 || colon == std::string::npos) continue;
-    const size_t begin = line.find_first_not_of(" \t", colon + 1);
-    return begin == std::string::npos ? std::string() : line.substr(begin);
-  }
-  return {};
-}
-
-// "16314300 kB" -> bytes; -1 if the file does not say.
-int64_t memory_bytes(const std::string& key) {
-  const std::string text = proc_value("/proc/meminfo", key);
-  return text.empty() ? -1 : std::strtoll(text.c_str(), nullptr, 10) * 1024;
-}
-
 Json cpu_report() {
   Json report;
   report["available"] = true;
-  std::string model = proc_value("/proc/cpuinfo", "model name");
+  const std::string model = cpu_model();
   report["model"] = model.empty() ? "unknown" : model;
   report["cores"] = std::thread::hardware_concurrency();
   Json widths = Json::array();
@@ -48,8 +29,8 @@ Json cpu_report() {
   }
   report["vector_bits"] = widths;
   report["widest_vector_bits"] = cpu::kernels(0).vector_bits;
-  report["memory_bytes"] = memory_bytes("MemTotal");
-  report["available_memory_bytes"] = memory_bytes("MemAvailable");
+  report["memory_bytes"] = total_memory_bytes();
+  report["available_memory_bytes"] = available_memory_bytes();
   return report;
 }
 

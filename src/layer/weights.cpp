@@ -10,6 +10,7 @@
 
 #include "layer/arguments.hpp"
 #include "layer/error_state.hpp"
+#include "layer/machine.hpp"
 #include "layer/parallel.hpp"
 #include "plan/problem_text.hpp"
 #include "weights/pack_expert.hpp"
@@ -69,6 +70,15 @@ Result<void> check_and_scan(const SourceExpert& expert, const Problem& problem, 
   return from_caller ? scan_expert(expert, index) : Result<void>{};
 }
 
+// Pages are given out when they are first written, so too large a layer would end the process instead of this call.
+Result<void> check_memory(const Problem& problem) {
+  const int64_t wanted = problem.experts * expert_layout(problem).bytes;
+  const int64_t available = available_memory_bytes();
+  if (available < 0 || wanted <= available) return {};
+  return unavailable(
+      fmt::format("the packed layer needs {} bytes of memory, {} are available; free some or take a larger machine", wanted, available));
+}
+
 Result<std::vector<SourceExpert>> experts_from_abi(const monomoe_layer& layer) {
   if (layer.num_experts < 1 || layer.num_experts > kMaxExperts) {
     return usage_error(fmt::format("layer->num_experts is {}, wanted 1..{}", layer.num_experts, kMaxExperts));
@@ -117,6 +127,7 @@ Result<std::unique_ptr<monomoe_weights>> pack_weights(const monomoe_context& con
   if (!limit) return limit.error();
   const auto check_item = [&](int64_t e) { return check_and_scan(source.experts[e], problem, e, source.from_caller); };
   if (auto legal = parallel_for(problem.experts, context.num_threads, check_item); !legal) return legal.error();
+  if (auto enough = check_memory(problem); !enough) return enough.error();
   auto packed = cpu::CpuWeights::create(problem, std::move(placement), limit.value());
   if (!packed) return packed.error();
   std::unique_ptr<monomoe_weights> weights(new monomoe_weights{&context, packed.take()});
