@@ -13,8 +13,8 @@ namespace monomoe::cpu {
 
 // One rank's call, collective: every rank of the workspace makes it, from its own thread and with the same weights. Blocks until
 // this rank's y is written or the call has failed. kUsage: this rank's arguments are refused; kRejected: another rank's were,
-// the next call may succeed; kTimeout: a rank did not come, the workspace is poisoned (kUsage too, if the ranks use different weights); kPoisoned: it was already.
-// times may be null; it is added to on success only.
+// the next call may succeed; kTimeout: a rank did not come, the workspace is poisoned (with kUsage, if the ranks use different
+// weights); kPoisoned: it was already. times may be null; it is added to on success only.
 Result<void> run_rank(const CpuWeights& weights, CpuWorkspace& workspace, int32_t rank, const RankCall& call,
                       const RunOptions& options, StageTimes* times);
 
