@@ -21,10 +21,8 @@ struct InspectOptions {
 std::string matrix_text(const Json& matrix) {
   std::string text = fmt::format("    {:<56} {:<8}", matrix.value("tensor", "?"), matrix.value("conversion", "?"));
   Json rest = Json::object();
-  for (const auto& [key, value] : matrix.items()) {
-    const bool silent = value.is_null() || (value.is_number() && value.get<double>() == 0) || (value.is_structured() && value.empty());
-    if (key != "tensor" && key != "conversion" && !silent) rest[key] = value;
-  }
+  for (const auto& [key, value] : matrix.items())
+    if (key != "tensor" && key != "conversion" && !says_nothing(value)) rest[key] = value;
   return text + inline_text(rest) + "\n";
 }
 
@@ -36,16 +34,15 @@ std::string summary_text(const Json& matrices) {
     const Json error = matrix.value("worst_relative_error", Json());
     if (error.is_number()) worst = std::max(worst, error.get<double>());
   }
-  return fmt::format("  matrices: {}, of these {} exact; worst relative error of a weight {:.3g}\n", matrices.size(), exact, worst);
+  return fmt::format("  {:<14} {}, of these {} exact; worst relative error of a weight {:.3g}\n", "matrices", matrices.size(), exact, worst);
 }
 
 std::string layer_text(const Json& layer, bool all_matrices) {
-  std::string text = fmt::format("layer {}\n", inline_text(layer.value("layer", Json())));
   const Json matrices = layer.value("matrices", Json::array());
-  Json rest = layer;
-  rest.erase("layer");
-  rest.erase("matrices");
-  text += fields_text(rest) + summary_text(matrices);
+  std::string text = fmt::format("layer {}\n", inline_text(layer.value("layer", Json())));
+  for (const auto& [key, value] : layer.items())
+    if (key != "layer" && key != "matrices" && !says_nothing(value)) text += fmt::format("  {:<14} {}\n", key, inline_text(value));
+  text += summary_text(matrices);
   if (all_matrices)
     for (const Json& matrix : matrices) text += matrix_text(matrix);
   return text;

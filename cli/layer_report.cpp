@@ -60,8 +60,7 @@ std::string job_text(const LayerJob& job) {
   std::string text = fmt::format("{}: {}, {} experts, top-{}, hidden {}, intermediate {}\n", job.options.where(),
                                  json["format"].get<std::string>(), job.info.num_experts, job.input.topk, job.info.hidden,
                                  job.info.intermediate);
-  text += fmt::format("backend    {} (asked for {}): {}\n", json["backend"]["taken"].get<std::string>(), job.options.context.backend,
-                      job.backend_why);
+  text += fmt::format("backend    {}: {}\n", json["backend"]["taken"].get<std::string>(), job.backend_why);
   text += fmt::format("ranks      {}, tokens {} dealt {}, capacity {}\n", job.options.num_ranks, job.input.tokens,
                       list_text(job.tokens_per_rank, 64), job.capacity);
   text += fmt::format("routing    {}\n", job.input.has_routing ? "ids and weights of " + job.options.input + ", used as given"

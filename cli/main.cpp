@@ -26,13 +26,15 @@ ExitCode complain(ExitCode code, const std::string& sentence) {
 }
 
 // Help and version are results; everything else the parser throws is bad usage.
-ExitCode parse_error(const CLI::App& app, const CLI::ParseError& error) {
+ExitCode parse_error(const CLI::App& app, const CLI::ParseError& error, const char* first_word) {
   std::ostringstream out, ignored;
   if (app.exit(error, out, ignored) == 0) {
     print(out.str());
     return ExitCode::kOk;
   }
   std::string command;
+  if (app.get_subcommands().empty() && first_word && *first_word != '-')
+    return complain(ExitCode::kUsage, std::string("there is no command '") + first_word + "' (see monomoe --help)");
   for (const CLI::App* selected : app.get_subcommands()) command = " " + selected->get_name();
   return complain(ExitCode::kUsage, std::string(error.what()) + " (see monomoe" + command + " --help)");
 }
@@ -48,7 +50,7 @@ ExitCode run_selected(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return parse_error(app, error);
+    return parse_error(app, error, argc > 1 ? argv[1] : nullptr);
   }
   for (const Command& command : commands)
     if (command.parser->parsed()) return command.run();

@@ -51,10 +51,21 @@ std::string inline_text(const Json& json) {
   std::string text;
   for (const auto& [key, value] : json.items()) {
     if (!text.empty()) text += ", ";
-    const std::string item = value.is_array() && is_flat(value) ? "[" + inline_text(value) + "]" : inline_text(value);
+    std::string item = inline_text(value);
+    if (value.is_array()) item = "[" + item + "]";
+    if (value.is_object()) item = "{" + item + "}";
     text += json.is_object() ? key + " " + item : item;
   }
   return text;
+}
+
+bool says_nothing(const Json& value) {
+  if (value.is_structured()) {
+    for (const Json& item : value)
+      if (!says_nothing(item)) return false;
+    return true;
+  }
+  return value.is_null() || (value.is_number() && value.get<double>() == 0);
 }
 
 std::string fields_text(const Json& json, int indent) {

@@ -23,8 +23,10 @@ Json parse_report(const char* text);
 
 // "key value" lines of any JSON object, nested objects indented: for reports whose fields may grow.
 std::string fields_text(const Json& json, int indent = 2);
-// "a 1, b 2" of a flat object, on one line.
+// "a 1, b {c 2}" on one line.
 std::string inline_text(const Json& json);
+// Zero, null, or nothing but these inside: not worth a word in a long table.
+bool says_nothing(const Json& value);
 
 std::string bytes_text(double bytes);      // "1.25 GiB"
 std::string seconds_text(double seconds);  // "12.3 ms"

@@ -49,7 +49,7 @@ ExitCode verify_files(const VerifyOptions& options) {
   std::string text;
   for (const Json& problem : problems) text += "problem: " + problem_text(problem) + "\n";
   for (const Json& note : json.value("notes", Json::array())) text += "note: " + problem_text(note) + "\n";
-  print(text + fmt::format("verify {}: {}\n", options.layer.directory, ok ? "no problems" : fmt::format("{} problems", problems.size())));
+  print(text + fmt::format("verify {}: {}\n", options.layer.directory, ok ? "no problems" : fmt::format("{} problem{}", problems.size(), problems.size() == 1 ? "" : "s")));
   return verdict(ok);
 }
 
@@ -61,6 +61,11 @@ std::string stages_text(const Json& report) {
   return text;
 }
 
+std::string bitwise_text(const Json& bitwise) {
+  if (!bitwise.value("checked", false)) return "not compared: " + inline_text(bitwise.value("why_not", Json()));
+  return bitwise.value("equal", false) ? "equal in every stage" : "DIFFERENT: " + inline_text(bitwise.value("stages", Json()));
+}
+
 std::string report_text(const Json& report) {
   std::string text = stages_text(report);
   text += "worst element         " + inline_text(report.value("worst", Json())) + "\n";
@@ -68,7 +73,7 @@ std::string report_text(const Json& report) {
   text += "calc_diff             " + inline_text(report.value("calc_diff", Json())) + "\n";
   text += "first diverging stage " + (report.value("first_diverging_stage", Json()).is_null() ? std::string("none")
                                                                                            : inline_text(report["first_diverging_stage"])) + "\n";
-  if (report.contains("bitwise")) text += "bits of the contract   " + inline_text(report["bitwise"]) + "\n";
+  if (report.contains("bitwise")) text += "bits of the contract  " + bitwise_text(report["bitwise"]) + "\n";
   if (report.contains("exact_dequantisation"))
     text += "against exact dequantisation, for information: " + inline_text(report["exact_dequantisation"]) + "\n";
   if (report.contains("times")) text += "times                 " + inline_text(report["times"]) + "\n";

@@ -69,7 +69,7 @@ class Usage(RunErrors):
         self.refused(USAGE, "run", says=("run --help",))
         self.refused(USAGE, "run", self.checkpoint(), "--input", self.tokens(), "--output", self.output, says=("--layer",))
         self.refused(USAGE)
-        self.refused(USAGE, "fly")
+        self.refused(USAGE, "fly", says=("'fly'",))
 
 
 class BadInput(RunErrors):
