@@ -21,7 +21,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "src/cuda": {"base", "numerics", "plan", "comm"},
     "src/layer": {"base", "numerics", "plan", "reference", "weights", "comm", "cpu", "cuda", "monomoe"},
     "cli": {"monomoe"},
-    "bench": {"base", "numerics", "plan", "cpu", "monomoe"},
+    "bench": {"base", "numerics", "plan", "reference", "weights", "comm", "cpu", "cuda", "monomoe"},  # measures any part
     "include/monomoe": set(),
     "examples/cpp": {"monomoe"},
 }

@@ -57,11 +57,10 @@ nlohmann::json verified(const std::string& directory) {
   return report;
 }
 
-TEST(Synth, EveryModelLoadsWithoutAProblem) {
-  int index = 0;
-  for (const Geometry& geometry : geometries()) {
-    // The formats take turns: all of them on every model would write gigabytes.
-    const monomoe_format format = static_cast<monomoe_format>(index++ % 3);
+TEST(Synth, EveryModelInEveryFormatLoadsWithoutAProblem) {
+  for (int run = 0; run < 3 * static_cast<int>(geometries().size()); ++run) {
+    const Geometry& geometry = geometries()[static_cast<size_t>(run / 3)];
+    const monomoe_format format = static_cast<monomoe_format>(run % 3);
     SCOPED_TRACE(std::string(geometry.name) + " format " + std::to_string(format));
     TemporaryDirectory scratch;
     const std::string directory = scratch / "out";
