@@ -52,9 +52,9 @@ std::string inline_text(const Json& json) {
   for (const auto& [key, value] : json.items()) {
     if (!text.empty()) text += ", ";
     std::string item = inline_text(value);
-    if (value.is_array()) item = "[" + item + "]";
-    if (value.is_object()) item = "{" + item + "}";
-    text += json.is_object() ? key + " " + item : item;
+    if (value.is_array()) item = fmt::format("[{}]", item);
+    if (value.is_object()) item = fmt::format("{{{}}}", item);
+    text += json.is_object() ? fmt::format("{} {}", key, item) : item;
   }
   return text;
 }
@@ -96,11 +96,12 @@ std::string seconds_text(double seconds) {
 
 std::string list_text(std::span<const int64_t> values, size_t most) {
   std::string text;
-  for (size_t i = 0; i < values.size() && i < most; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
-  return values.size() > most ? text + ", ..." : text;
+  for (size_t i = 0; i < values.size() && i < most; ++i) text += fmt::format("{}{}", i ? ", " : "", values[i]);
+  if (values.size() > most) text += ", ...";
+  return text;
 }
 
-std::string shape_text(std::span<const int64_t> dims) { return "[" + list_text(dims) + "]"; }
+std::string shape_text(std::span<const int64_t> dims) { return fmt::format("[{}]", list_text(dims)); }
 
 std::string format_word(monomoe_format format) {
   switch (format) {

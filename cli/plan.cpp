@@ -87,10 +87,10 @@ std::string plan_text(const monomoe_problem& problem, const Json& report) {
   std::string text = fmt::format("{} weights, hidden {}, intermediate {}, experts {}, top-{}, ranks {}, capacity {}: {}\n",
                                  format_word(problem.format), problem.hidden, problem.intermediate, problem.experts, problem.topk,
                                  problem.ranks, problem.capacity, report.value("legal", false) ? "legal" : "NOT LEGAL");
-  if (!report.value("legal", false)) return text + "rule broken: " + inline_text(report.value("rule", Json())) + "\n";
-  text += "bytes per rank\n" + bytes_table(report.value("bytes_per_rank", Json::object()));
-  if (report.contains("regions")) text += "regions\n" + bytes_table(report["regions"]);
-  if (report.contains("tiles")) text += "tiles\n" + fields_text(report["tiles"]);
+  if (!report.value("legal", false)) return text + fmt::format("rule broken: {}\n", inline_text(report.value("rule", Json())));
+  text += fmt::format("bytes per rank\n{}", bytes_table(report.value("bytes_per_rank", Json::object())));
+  if (report.contains("regions")) text += fmt::format("regions\n{}", bytes_table(report["regions"]));
+  if (report.contains("tiles")) text += fmt::format("tiles\n{}", fields_text(report["tiles"]));
   return text;
 }
 

@@ -29,8 +29,8 @@ std::string found_text(const monomoe_tensor& tensor) {
 std::string wanted_shape(const std::vector<int64_t>& dims, const std::string& free_names) {
   std::string text;
   for (size_t i = 0; i < dims.size(); ++i)
-    text += (i ? ", " : "") + (dims[i] >= 0 ? std::to_string(dims[i]) : std::string(1, i < free_names.size() ? free_names[i] : 'N'));
-  return "[" + text + "]";
+    text += fmt::format("{}{}", i ? ", " : "", dims[i] >= 0 ? std::to_string(dims[i]) : std::string(1, i < free_names.size() ? free_names[i] : 'N'));
+  return fmt::format("[{}]", text);
 }
 
 bool shape_fits(const monomoe_tensor& tensor, const std::vector<int64_t>& dims) {
@@ -112,7 +112,7 @@ TokenInput load_tokens(const std::string& path, const monomoe_layer_info& layer,
   TokenInput input;
   monomoe_tensor x = {};
   check(monomoe_tensor_file_find(file.get(), "x", &x), Origin::kFile);
-  input.x = read_tensor<uint16_t>(path, x, "BF16", {-1, layer.hidden}, "tokens by the hidden size of " + where);
+  input.x = read_tensor<uint16_t>(path, x, "BF16", {-1, layer.hidden}, fmt::format("tokens by the hidden size of {}", where));
   input.tokens = x.dims[0];
   input.hidden = layer.hidden;
   const std::optional<monomoe_tensor> ids = find(file.get(), "topk_ids"), weights = find(file.get(), "topk_weights");

@@ -47,8 +47,8 @@ ExitCode verify_files(const VerifyOptions& options) {
   }
   const Json problems = json.value("problems", Json::array());
   std::string text;
-  for (const Json& problem : problems) text += "problem: " + problem_text(problem) + "\n";
-  for (const Json& note : json.value("notes", Json::array())) text += "note: " + problem_text(note) + "\n";
+  for (const Json& problem : problems) text += fmt::format("problem: {}\n", problem_text(problem));
+  for (const Json& note : json.value("notes", Json::array())) text += fmt::format("note: {}\n", problem_text(note));
   print(text + fmt::format("verify {}: {}\n", options.layer.directory, ok ? "no problems" : fmt::format("{} problem{}", problems.size(), problems.size() == 1 ? "" : "s")));
   return verdict(ok);
 }
@@ -62,21 +62,26 @@ std::string stages_text(const Json& report) {
 }
 
 std::string bitwise_text(const Json& bitwise) {
-  if (!bitwise.value("checked", false)) return "not compared: " + inline_text(bitwise.value("why_not", Json()));
-  return bitwise.value("equal", false) ? "equal in every stage" : "DIFFERENT: " + inline_text(bitwise.value("stages", Json()));
+  if (!bitwise.value("checked", false)) return fmt::format("not compared: {}", inline_text(bitwise.value("why_not", Json())));
+  return bitwise.value("equal", false) ? std::string("equal in every stage") : fmt::format("DIFFERENT: {}", inline_text(bitwise.value("stages", Json())));
 }
 
 std::string report_text(const Json& report) {
   std::string text = stages_text(report);
-  text += "worst element         " + inline_text(report.value("worst", Json())) + "\n";
-  text += "cosine                " + inline_text(report.value("cosine", Json())) + "\n";
-  text += "calc_diff             " + inline_text(report.value("calc_diff", Json())) + "\n";
-  text += "first diverging stage " + (report.value("first_diverging_stage", Json()).is_null() ? std::string("none")
-                                                                                           : inline_text(report["first_diverging_stage"])) + "\n";
-  if (report.contains("bitwise")) text += "bits of the contract  " + bitwise_text(report["bitwise"]) + "\n";
-  if (report.contains("exact_dequantisation"))
-    text += "against exact dequantisation, for information: " + inline_text(report["exact_dequantisation"]) + "\n";
-  if (report.contains("times")) text += "times                 " + inline_text(report["times"]) + "\n";
+  const auto line = [&](const char* label, const char* key) {
+    text += fmt::format("{:<22}{}\n", label, inline_text(report.value(key, Json())));
+  };
+  line("worst element", "worst");
+  line("cosine", "cosine");
+  line("calc_diff", "calc_diff");
+  if (report.value("first_diverging_stage", Json()).is_null()) {
+    text += fmt::format("{:<22}none\n", "first diverging stage");
+  } else {
+    line("first diverging stage", "first_diverging_stage");
+  }
+  if (report.contains("bitwise")) text += fmt::format("{:<22}{}\n", "bits of the contract", bitwise_text(report["bitwise"]));
+  line("exact dequantisation", "exact_dequantisation");  // for information: not part of the verdict
+  line("times", "times");
   return text;
 }
 
