@@ -86,7 +86,8 @@ class Inspect(CliTest):
     def test_refusals(self):
         self.refused(USAGE, "inspect")
         self.refused(BAD_INPUT, "inspect", self.folder / "nowhere", says=("nowhere",))
-        self.refused(BAD_INPUT, "inspect", self.checkpoint(), "--layer", 9, says=("9",))
+        self.refused(USAGE, "inspect", self.checkpoint(), "--layer", 9, says=("layer 9",))
+        self.refused(USAGE, "plan", self.checkpoint(), "--layer", 9, says=("layer 9",))
 
 
 class Synth(CliTest):

@@ -68,6 +68,7 @@ class Usage(RunErrors):
     def test_missing_arguments(self):
         self.refused(USAGE, "run", says=("run --help",))
         self.refused(USAGE, "run", self.checkpoint(), "--input", self.tokens(), "--output", self.output, says=("--layer",))
+        self.refused(USAGE, "run", self.checkpoint(), "--layer", 9, "--input", self.tokens(), "--output", self.output, says=("layer 9",))
         self.refused(USAGE)
         self.refused(USAGE, "fly", says=("'fly'",))
 
