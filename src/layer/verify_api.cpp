@@ -58,7 +58,8 @@ Result<std::string> verify_case(const monomoe_context_options& options, const st
   auto weights = pack_weights(*context, source, placement.take());
   if (!weights) return weights.error();
   const std::vector<monomoe_tokens> tokens = case_tokens(c, random);
-  return verify_layer({*context, *weights.value(), experts, static_cast<int32_t>(c.problem.topk), c.problem.capacity, tokens.data(), line});
+  const auto topk = static_cast<int32_t>(c.problem.topk);
+  return verify_layer(VerifyRequest{*context, *weights.value(), experts, topk, c.problem.capacity, tokens.data(), line});
 }
 
 }  // namespace

@@ -16,7 +16,7 @@
 namespace monomoe {
 namespace {
 
-Error system_error(std::string_view action, const std::string& path) {
+Error read_error(std::string_view action, const std::string& path) {
   return bad_input(fmt::format("cannot {} {}: {}", action, printable(path), std::strerror(errno)));
 }
 
@@ -25,10 +25,10 @@ Error system_error(std::string_view action, const std::string& path) {
 Result<MappedFile> MappedFile::open(const std::string& path) {
   // O_NONBLOCK: opening a pipe must not wait for its writer; it is refused below.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return system_error("open", path);
+  if (fd < 0) return read_error("open", path);
   struct stat info {};
   if (::fstat(fd, &info) != 0) {
-    Error error = system_error("examine", path);
+    Error error = read_error("examine", path);
     ::close(fd);
     return error;
   }
@@ -42,7 +42,7 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
   if (file.size_ > 0) {
     void* data = ::mmap(nullptr, file.size_, PROT_READ, MAP_PRIVATE, fd, 0);
     if (data == MAP_FAILED) {
-      Error error = system_error("map", path);
+      Error error = read_error("map", path);
       ::close(fd);
       file.size_ = 0;
       return error;

@@ -18,7 +18,7 @@
 namespace monomoe {
 namespace {
 
-Error system_error(std::string_view action, const std::string& path) {
+Error write_error(std::string_view action, const std::string& path) {
   return bad_input(fmt::format("cannot {} {}: {}; the older file, if any, is unchanged", action, printable(path), std::strerror(errno)));
 }
 
@@ -80,7 +80,7 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path, std
   writer.partial_ = path + ".partial";
   writer.declared_ = header.value().data_bytes;
   writer.fd_ = ::open(writer.partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
-  if (writer.fd_ < 0) return system_error("create", writer.partial_);
+  if (writer.fd_ < 0) return write_error("create", writer.partial_);
   const std::string& text = header.value().text;
   uint8_t length[8];
   for (int i = 0; i < 8; ++i) length[i] = static_cast<uint8_t>(text.size() >> (8 * i));
@@ -110,7 +110,7 @@ Result<void> SafetensorsWriter::write_all(const uint8_t* data, size_t count) {
     const ssize_t done = ::write(fd_, data, count);
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) {
-      Error error = system_error("write", partial_);
+      Error error = write_error("write", partial_);
       discard();
       return error;
     }
@@ -142,8 +142,8 @@ Result<void> SafetensorsWriter::finish() {
   if (written_ != declared_) {
     return give_up(usage_error(fmt::format("{}: {} bytes appended, the declared tensors have {}", printable(path_), written_, declared_)));
   }
-  if (::fsync(fd_) != 0) return give_up(system_error("write to disk", partial_));
-  if (std::rename(partial_.c_str(), path_.c_str()) != 0) return give_up(system_error("rename into place", partial_));
+  if (::fsync(fd_) != 0) return give_up(write_error("write to disk", partial_));
+  if (std::rename(partial_.c_str(), path_.c_str()) != 0) return give_up(write_error("rename into place", partial_));
   ::close(fd_);
   fd_ = -1;
   // The new name itself must survive a crash; a directory that cannot be synced (some network file systems) is not an error.
