@@ -79,6 +79,6 @@ std::vector<uint16_t> run_layer(const AbiLayer& layer, const RunPlan& plan);
 std::vector<int64_t> even_rows(int64_t tokens, int64_t ranks);
 
 // Bit for bit, with the first difference in the message.
-testing::AssertionResult same_bits(const std::vector<uint16_t>& got, const std::vector<uint16_t>& want, int64_t columns);
+::testing::AssertionResult same_bits(const std::vector<uint16_t>& got, const std::vector<uint16_t>& want, int64_t columns);
 
 }  // namespace monomoe::contract

@@ -156,11 +156,11 @@ std::vector<int64_t> even_rows(int64_t tokens, int64_t ranks) {
   return rows;
 }
 
-testing::AssertionResult same_bits(const std::vector<uint16_t>& got, const std::vector<uint16_t>& want, int64_t columns) {
-  if (got.size() != want.size()) return testing::AssertionFailure() << got.size() << " elements, wanted " << want.size();
+::testing::AssertionResult same_bits(const std::vector<uint16_t>& got, const std::vector<uint16_t>& want, int64_t columns) {
+  if (got.size() != want.size()) return ::testing::AssertionFailure() << got.size() << " elements, wanted " << want.size();
   const BitDifference difference = compare_bf16_bits(got, want, columns);
-  if (difference.ok()) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << describe(difference);
+  if (difference.ok()) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << describe(difference);
 }
 
 }  // namespace monomoe::contract

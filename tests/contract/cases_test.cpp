@@ -10,7 +10,7 @@ std::vector<ListedCase> listed_cases() {
   return cases ? cases.take() : std::vector<ListedCase>{};
 }
 
-class ContractCases : public testing::TestWithParam<std::string> {
+class ContractCases : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     monomoe_status status = MONOMOE_OK;
@@ -37,7 +37,7 @@ TEST_P(ContractCases, EveryLineHasTheContractsBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, ContractCases, testing::Values("cpu", "cuda"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Backends, ContractCases, ::testing::Values("cpu", "cuda"), [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace monomoe::contract

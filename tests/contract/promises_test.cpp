@@ -10,19 +10,19 @@ namespace monomoe::contract {
 namespace {
 
 // Padded intermediate, an odd last half tile, dropped slots, an expert count that no rank count divides.
-constexpr const char* kLine = "ranks=1 experts=7 topk=3 tokens=37 hidden=384 inter=160 w=nvfp4 seed=101 limit=2 dist=masked";
+constexpr const char* kPromiseLine = "ranks=1 experts=7 topk=3 tokens=37 hidden=384 inter=160 w=nvfp4 seed=101 limit=2 dist=masked";
 
-class Promises : public testing::Test {
+class Promises : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    layer = new AbiLayer(kLine);
+    layer = new AbiLayer(kPromiseLine);
     want = new std::vector<uint16_t>(layer->expected());
   }
   static void TearDownTestSuite() {
     delete layer;
     delete want;
   }
-  static testing::AssertionResult holds(const RunPlan& plan) { return same_bits(run_layer(*layer, plan), *want, layer->c.problem.hidden); }
+  static ::testing::AssertionResult holds(const RunPlan& plan) { return same_bits(run_layer(*layer, plan), *want, layer->c.problem.hidden); }
 
   static AbiLayer* layer;
   static std::vector<uint16_t>* want;

@@ -9,16 +9,16 @@
 namespace monomoe::contract {
 namespace {
 
-testing::AssertionResult refused(monomoe_status got, monomoe_status want, const std::string& naming) {
+::testing::AssertionResult refused(monomoe_status got, monomoe_status want, const std::string& naming) {
   const std::string sentence = monomoe_last_error();
   if (got != want)
-    return testing::AssertionFailure() << monomoe_status_name(got) << ", wanted " << monomoe_status_name(want) << ": " << sentence;
+    return ::testing::AssertionFailure() << monomoe_status_name(got) << ", wanted " << monomoe_status_name(want) << ": " << sentence;
   if (sentence.find(naming) == std::string::npos)
-    return testing::AssertionFailure() << "\"" << sentence << "\" does not name \"" << naming << "\"";
-  return testing::AssertionSuccess();
+    return ::testing::AssertionFailure() << "\"" << sentence << "\" does not name \"" << naming << "\"";
+  return ::testing::AssertionSuccess();
 }
 
-class Refusals : public testing::Test {
+class Refusals : public ::testing::Test {
  protected:
   AbiLayer layer{"ranks=2 experts=4 topk=2 tokens=9 hidden=128 inter=64 w=fp8 seed=301"};
   ContextHandle context = make_context(2, {"cpu", 2, 0, 300});

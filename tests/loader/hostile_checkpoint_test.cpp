@@ -7,14 +7,14 @@
 namespace monomoe {
 namespace {
 
-using testing::Bytes;
-using testing::CheckpointBuilder;
-using testing::expect_error;
-using testing::mutate;
-using testing::Packing;
-using testing::Random;
-using testing::repair_length;
-using testing::TempDir;
+using test_support::Bytes;
+using test_support::CheckpointBuilder;
+using test_support::expect_error;
+using test_support::mutate;
+using test_support::Packing;
+using test_support::Random;
+using test_support::repair_length;
+using test_support::TempDir;
 
 Bytes bytes_of_text(std::string_view text) { return {text.begin(), text.end()}; }
 

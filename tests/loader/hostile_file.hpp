@@ -10,7 +10,7 @@
 #include "unit/weights/checkpoint_builder.hpp"
 #include "weights/safetensors.hpp"
 
-namespace monomoe::testing {
+namespace monomoe::test_support {
 
 inline Bytes sound_file() {
   const std::string header =
@@ -112,4 +112,4 @@ inline void repair_length(Bytes& bytes, size_t data_bytes) {
   for (size_t i = 0; i < 8; ++i) bytes[i] = static_cast<uint8_t>(length >> (8 * i));
 }
 
-}  // namespace monomoe::testing
+}  // namespace monomoe::test_support

@@ -4,14 +4,14 @@
 namespace monomoe {
 namespace {
 
-using testing::Bytes;
-using testing::expect_error;
-using testing::holds;
-using testing::mutate;
-using testing::Random;
-using testing::repair_length;
-using testing::sound_file;
-using testing::TempDir;
+using test_support::Bytes;
+using test_support::expect_error;
+using test_support::holds;
+using test_support::mutate;
+using test_support::Random;
+using test_support::repair_length;
+using test_support::sound_file;
+using test_support::TempDir;
 
 TEST(HostileFile, TheSoundFileIsSound) {
   const Bytes bytes = sound_file();
@@ -95,7 +95,7 @@ TEST(HostileFile, DeepNestingDoesNotExhaustTheStack) {
   for (const char* open : {"[", "{\"a\":"}) {
     std::string header = "{\"w\":{\"dtype\":\"U8\",\"data_offsets\":[0,1],\"shape\":";
     for (int i = 0; i < 200000; ++i) header += open;
-    EXPECT_TRUE(holds(testing::raw_file(header, {0})));
+    EXPECT_TRUE(holds(test_support::raw_file(header, {0})));
   }
 }
 

@@ -30,7 +30,7 @@ void check(const CpuWeights& weights, CpuWorkspace& workspace, const LayerShape&
 TEST(Executor, ComputesTheLayerForAnyNumberOfRanksAndWorkers) {
   for (int64_t ranks : {1, 2, 3, 8}) {
     for (int32_t threads : {1, 5}) {
-      SCOPED_TRACE(testing::Message() << ranks << " ranks, " << threads << " threads");
+      SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << threads << " threads");
       const LayerShape shape{384, 160, 8, ranks};
       const CpuWeights weights = make_weights(shape);
       const auto workspace = make_workspace(shape, 3, 40, 8);

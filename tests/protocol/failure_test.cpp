@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kTopk = 2, kCapacity = 128;
 
-class Failure : public testing::Test {
+class Failure : public ::testing::Test {
  protected:
   LayerShape shape{128, 32, 8, 3};
   CpuWeights weights = make_weights(shape);

@@ -11,7 +11,7 @@ template <class C>
 __device__ __forceinline__ void init_shared_storage(SharedStorage<C>& smem) {
   if (threadIdx.x != 0) return;
   for (int i = 0; i < C::kStages; ++i) {
-    ptx::mbarrier_init(ptx::smem_address(&smem.full[i]), 1 + kGatherWarps);
+    ptx::mbarrier_init(ptx::smem_address(&smem.full[i]), 1 + 32 * kGatherWarps);
     ptx::mbarrier_init(ptx::smem_address(&smem.empty[i]), kMathWarps);
   }
   for (int i = 0; i < kQueueSlots; ++i) {

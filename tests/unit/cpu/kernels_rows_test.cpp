@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "cpu/kernels_fixture.hpp"
+#include "unit/cpu/kernels_fixture.hpp"
 #include "numerics/activation_quant.h"
 #include "numerics/bf16.h"
 #include "numerics/swiglu.h"

@@ -5,7 +5,7 @@
 #include <limits>
 #include <string>
 
-#include "cpu/kernels_fixture.hpp"
+#include "unit/cpu/kernels_fixture.hpp"
 
 namespace monomoe::cpu::testing {
 namespace {

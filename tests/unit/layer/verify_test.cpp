@@ -102,7 +102,7 @@ TEST(VerifyLayer, NamesTheFirstStageThatDiverges) {
 }
 
 // A small synthetic checkpoint that tests may damage.
-class VerifyCheckpoint : public testing::Test {
+class VerifyCheckpoint : public ::testing::Test {
  protected:
   void SetUp() override {
     std::string pattern = (fs::temp_directory_path() / "monomoe_verify_XXXXXX").string();

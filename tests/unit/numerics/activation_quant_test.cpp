@@ -86,7 +86,7 @@ TEST(ActivationQuant, EveryOperationIsRoundedOnce) {
     ASSERT_EQ(float_bits(g.scale), float_bits(scale));
     for (int i = 0; i < kGroupChannels; ++i) {
       const float scaled = static_cast<float>(static_cast<double>(x[i]) * static_cast<double>(inverse));
-      ASSERT_EQ(g.codes[i], testing::nearest_e4m3(scaled));
+      ASSERT_EQ(g.codes[i], test_support::nearest_e4m3(scaled));
     }
   }
 }
@@ -101,8 +101,8 @@ TEST(ActivationQuant, MultipliesByTheInverseAndDoesNotDivide) {
       const Group g = quantise({m, x});
       const float inverse = static_cast<float>(448.0 / static_cast<double>(m));
       const float scale = static_cast<float>(static_cast<double>(m) / 448.0);
-      ASSERT_EQ(g.codes[1], testing::nearest_e4m3(static_cast<float>(static_cast<double>(x) * static_cast<double>(inverse))));
-      division_differs += g.codes[1] != testing::nearest_e4m3(static_cast<float>(static_cast<double>(x) / static_cast<double>(scale)));
+      ASSERT_EQ(g.codes[1], test_support::nearest_e4m3(static_cast<float>(static_cast<double>(x) * static_cast<double>(inverse))));
+      division_differs += g.codes[1] != test_support::nearest_e4m3(static_cast<float>(static_cast<double>(x) / static_cast<double>(scale)));
     }
   }
   EXPECT_GT(division_differs, 0) << "both orders agree on this data, so it shows nothing";

@@ -13,30 +13,30 @@
 namespace monomoe {
 namespace {
 
-using testing::e2m1_values;
-using testing::e4m3_values;
-using testing::nearest_e2m1;
-using testing::nearest_e4m3;
+using test_support::e2m1_values;
+using test_support::e4m3_values;
+using test_support::nearest_e2m1;
+using test_support::nearest_e4m3;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kFormatsInfinity = std::numeric_limits<float>::infinity();
 
 static_assert(e4m3_encode(17.0f) == e4m3_encode(16.0f), "the formats work in constant expressions");
 static_assert(e4m3_decode(0x7E) == 448.0f && e2m1_decode(0xF) == -6.0f && bf16_encode(1.0f) == 0x3F80);
 
 TEST(Bits, PowersOfTwoAreExactOverTheWholeRange) {
   for (int e = -149; e <= 127; ++e) EXPECT_EQ(power_of_two(e), std::ldexp(1.0, e)) << e;
-  EXPECT_EQ(power_of_two(128), kInfinity);
+  EXPECT_EQ(power_of_two(128), kFormatsInfinity);
   EXPECT_EQ(power_of_two(-150), 0.0f);
 }
 
 TEST(Bits, Classification) {
   EXPECT_TRUE(is_finite(std::numeric_limits<float>::max()));
   EXPECT_TRUE(is_finite(-0.0f));
-  EXPECT_FALSE(is_finite(kInfinity));
-  EXPECT_FALSE(is_finite(-kInfinity));
+  EXPECT_FALSE(is_finite(kFormatsInfinity));
+  EXPECT_FALSE(is_finite(-kFormatsInfinity));
   EXPECT_FALSE(is_finite(fp32_nan()));
   EXPECT_TRUE(is_nan(-fp32_nan()));
-  EXPECT_FALSE(is_nan(kInfinity));
+  EXPECT_FALSE(is_nan(kFormatsInfinity));
   EXPECT_EQ(float_bits(fp32_nan()), 0x7FFFFFFFu);
 }
 
@@ -65,17 +65,17 @@ TEST(E4m3, RoundsAtEveryEdge) {
     const int even = code + code % 2;
     EXPECT_EQ(e4m3_encode(edge), even);
     EXPECT_EQ(e4m3_encode(std::nextafter(edge, 0.0f)), code);
-    EXPECT_EQ(e4m3_encode(std::nextafter(edge, kInfinity)), code + 1);
+    EXPECT_EQ(e4m3_encode(std::nextafter(edge, kFormatsInfinity)), code + 1);
     EXPECT_EQ(e4m3_encode(-edge), even | 0x80);
     EXPECT_EQ(e4m3_encode(-std::nextafter(edge, 0.0f)), code | 0x80);
-    EXPECT_EQ(e4m3_encode(-std::nextafter(edge, kInfinity)), (code + 1) | 0x80);
+    EXPECT_EQ(e4m3_encode(-std::nextafter(edge, kFormatsInfinity)), (code + 1) | 0x80);
   }
 }
 
 TEST(E4m3, KnownValues) {
   const float pairs[][2] = {{17, 16},   {19, 20},          {248, 256},           {272, 256}, {465, 448}, {464, 448},
                             {480, 448}, {0x1p-10f, 0},     {0x1.8p-9f, 0x1p-8f}, {1e30f, 448}, {0x1p-149f, 0},
-                            {-17, -16}, {-1e30f, -448}, {kInfinity, 448}, {-kInfinity, -448}};
+                            {-17, -16}, {-1e30f, -448}, {kFormatsInfinity, 448}, {-kFormatsInfinity, -448}};
   for (const auto& [in, out] : pairs) EXPECT_EQ(e4m3_decode(e4m3_encode(in)), out) << in;
   EXPECT_EQ(e4m3_encode(0.0f), 0x00);
   EXPECT_EQ(e4m3_encode(-0.0f), 0x80);
@@ -110,10 +110,10 @@ TEST(E2m1, RoundsAtEveryEdgeAndSaturates) {
     const float edge = static_cast<float>((e2m1_values()[code] + e2m1_values()[code + 1]) / 2);
     EXPECT_EQ(e2m1_encode(edge), code + code % 2);
     EXPECT_EQ(e2m1_encode(std::nextafter(edge, 0.0f)), code);
-    EXPECT_EQ(e2m1_encode(std::nextafter(edge, kInfinity)), code + 1);
+    EXPECT_EQ(e2m1_encode(std::nextafter(edge, kFormatsInfinity)), code + 1);
     EXPECT_EQ(e2m1_encode(-edge), (code + code % 2) | 8);
   }
-  for (float beyond : {6.5f, 7.0f, 8.0f, 1e30f, kInfinity}) {
+  for (float beyond : {6.5f, 7.0f, 8.0f, 1e30f, kFormatsInfinity}) {
     EXPECT_EQ(e2m1_encode(beyond), 7);
     EXPECT_EQ(e2m1_encode(-beyond), 15);
   }
@@ -138,7 +138,7 @@ TEST(E8m0, AllCodes) {
 }
 
 TEST(E8m0, WhatIsNoPowerOfTwoHasNoCode) {
-  for (float value : {0.0f, -0.0f, -1.0f, 1.5f, 3.0f, 0x1p-128f, 0x1.8p-127f, kInfinity, -kInfinity, std::nextafter(1.0f, 2.0f)}) {
+  for (float value : {0.0f, -0.0f, -1.0f, 1.5f, 3.0f, 0x1p-128f, 0x1.8p-127f, kFormatsInfinity, -kFormatsInfinity, std::nextafter(1.0f, 2.0f)}) {
     EXPECT_EQ(e8m0_encode(value), kE8m0NaN) << std::hexfloat << value;
   }
   EXPECT_EQ(e8m0_encode(fp32_nan()), kE8m0NaN);
@@ -161,7 +161,7 @@ TEST(Bf16, AllCodes) {
       ASSERT_EQ(value, bf16_value(code)) << code;
       ASSERT_EQ(std::signbit(value), code >= 0x8000);
     } else if ((code & 0x7F) == 0) {
-      ASSERT_EQ(value, code >= 0x8000 ? -kInfinity : kInfinity);
+      ASSERT_EQ(value, code >= 0x8000 ? -kFormatsInfinity : kFormatsInfinity);
     } else {
       ASSERT_TRUE(is_nan(value));
     }

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace monomoe::testing {
+namespace monomoe::test_support {
 
 // Values of the non-negative codes in ascending order, written from the format's definition.
 inline std::vector<double> float_table(int exponent_bits, int mantissa_bits, int bias, int codes) {
@@ -49,4 +49,4 @@ inline std::uint8_t nearest_e2m1(double value) {
   return static_cast<std::uint8_t>(nearest_code(e2m1_values(), value) | (std::signbit(value) ? 8 : 0));
 }
 
-}  // namespace monomoe::testing
+}  // namespace monomoe::test_support

@@ -10,7 +10,7 @@
 namespace monomoe {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kSwigluInfinity = std::numeric_limits<float>::infinity();
 
 double ulps(float got, double exact) {
   int exponent;
@@ -35,10 +35,10 @@ TEST(Exponential, EndsOfTheRange) {
   EXPECT_EQ(exp_contract(0.0f), 1.0f);
   EXPECT_EQ(exp_contract(-0.0f), 1.0f);
   EXPECT_LT(ulps(exp_contract(88.72283f), std::exp(static_cast<double>(88.72283f))), 1.0);
-  EXPECT_EQ(exp_contract(88.722839f), kInfinity);
-  for (float x : {89.0f, 200.0f, 1e30f, kInfinity}) EXPECT_EQ(exp_contract(x), kInfinity) << x;
+  EXPECT_EQ(exp_contract(88.722839f), kSwigluInfinity);
+  for (float x : {89.0f, 200.0f, 1e30f, kSwigluInfinity}) EXPECT_EQ(exp_contract(x), kSwigluInfinity) << x;
   EXPECT_EQ(exp_contract(-103.9f), 0x1p-149f);
-  for (float x : {-104.0f, -200.0f, -1e30f, -kInfinity}) EXPECT_EQ(float_bits(exp_contract(x)), 0u) << x;
+  for (float x : {-104.0f, -200.0f, -1e30f, -kSwigluInfinity}) EXPECT_EQ(float_bits(exp_contract(x)), 0u) << x;
   EXPECT_TRUE(std::isnan(exp_contract(std::nanf(""))));
 }
 
@@ -47,8 +47,8 @@ TEST(Silu, KnownValues) {
   EXPECT_EQ(float_bits(silu(-0.0f)), 0x80000000u);
   EXPECT_EQ(silu(200.0f), 200.0f);
   EXPECT_EQ(float_bits(silu(-200.0f)), 0x80000000u) << "the exponential overflows, so the quotient is -0";
-  EXPECT_EQ(silu(kInfinity), kInfinity);
-  EXPECT_TRUE(std::isnan(silu(-kInfinity)));
+  EXPECT_EQ(silu(kSwigluInfinity), kSwigluInfinity);
+  EXPECT_TRUE(std::isnan(silu(-kSwigluInfinity)));
   EXPECT_TRUE(std::isnan(silu(std::nanf(""))));
   EXPECT_LT(silu(-88.0f), 0.0f);
   EXPECT_NEAR(silu(-88.0f) / -5.328e-37, 1.0, 1e-3);
@@ -64,7 +64,7 @@ TEST(Silu, StaysCloseToTheExactFunction) {
 }
 
 TEST(Swiglu, GoldenValues) {
-  EXPECT_NEAR(swiglu(2.0f, 0.5f, kInfinity), 0.880797, 1e-6);
+  EXPECT_NEAR(swiglu(2.0f, 0.5f, kSwigluInfinity), 0.880797, 1e-6);
   EXPECT_EQ(swiglu(0.0f, 5.0f, 10.0f), 0.0f);
   EXPECT_EQ(float_bits(swiglu(-200.0f, -3.0f, 10.0f)), 0u) << "-0 times a negative";
 }
@@ -75,7 +75,7 @@ TEST(Swiglu, TheGateIsClampedFromAboveOnly) {
   EXPECT_NE(silu(-50.0f), silu(-10.0f));
   EXPECT_EQ(swiglu(-12.0f, 1.0f, 10.0f), silu(-12.0f));
   EXPECT_EQ(swiglu(10.0f, 1.0f, 10.0f), silu(10.0f));
-  EXPECT_EQ(swiglu(50.0f, 1.0f, kInfinity), silu(50.0f)) << "infinity means no clamp";
+  EXPECT_EQ(swiglu(50.0f, 1.0f, kSwigluInfinity), silu(50.0f)) << "infinity means no clamp";
 }
 
 TEST(Swiglu, TheUpProjectionIsClampedOnBothSides) {
@@ -83,14 +83,14 @@ TEST(Swiglu, TheUpProjectionIsClampedOnBothSides) {
   EXPECT_EQ(swiglu(2.0f, 50.0f, 10.0f), s * 10.0f);
   EXPECT_EQ(swiglu(2.0f, -50.0f, 10.0f), s * -10.0f);
   EXPECT_EQ(swiglu(2.0f, -9.5f, 10.0f), s * -9.5f);
-  EXPECT_EQ(swiglu(2.0f, -50.0f, kInfinity), s * -50.0f);
+  EXPECT_EQ(swiglu(2.0f, -50.0f, kSwigluInfinity), s * -50.0f);
 }
 
 TEST(Swiglu, NaNPassesTheClamp) {
   EXPECT_TRUE(std::isnan(swiglu(std::nanf(""), 1.0f, 10.0f)));
   EXPECT_TRUE(std::isnan(swiglu(1.0f, std::nanf(""), 10.0f)));
-  EXPECT_TRUE(std::isnan(swiglu(-kInfinity, 1.0f, 10.0f)));
-  EXPECT_EQ(swiglu(kInfinity, kInfinity, 10.0f), silu(10.0f) * 10.0f) << "an overflow upstream is clamped like any large value";
+  EXPECT_TRUE(std::isnan(swiglu(-kSwigluInfinity, 1.0f, 10.0f)));
+  EXPECT_EQ(swiglu(kSwigluInfinity, kSwigluInfinity, 10.0f), silu(10.0f) * 10.0f) << "an overflow upstream is clamped like any large value";
 }
 
 // FNV-1a over fixed sweeps. A changed constant or operation order is a contract change and shows here.
@@ -101,7 +101,7 @@ TEST(Swiglu, EveryBitIsPinned) {
   for (std::uint32_t i = 0; i < 4000000; ++i) {
     const float gate = -110.0f + 0.000055f * static_cast<float>(i);
     const float up = static_cast<float>(static_cast<int>(i % 257) - 128) * 0.173f;
-    digest = (digest ^ float_bits(swiglu(gate, up, i % 3 ? 10.0f : kInfinity))) * 1099511628211ull;
+    digest = (digest ^ float_bits(swiglu(gate, up, i % 3 ? 10.0f : kSwigluInfinity))) * 1099511628211ull;
   }
   EXPECT_EQ(digest, kSweepDigest);
 }

@@ -24,14 +24,14 @@ double model_step(double acc, const std::uint8_t* a, const std::uint8_t* b) {
     int exponent;
   };
   const auto exponent_of = [](std::uint8_t code) {
-    const double magnitude = testing::e4m3_values()[code & 0x7F];
+    const double magnitude = test_support::e4m3_values()[code & 0x7F];
     return magnitude < 0x1p-6 ? -6 : std::ilogb(magnitude);
   };
   std::vector<Term> terms;
   if (acc != 0) terms.push_back({acc, std::ilogb(acc)});
   for (int k = 0; k < kStepK; ++k) {
     if ((a[k] & 0x7F) == 0x7F || (b[k] & 0x7F) == 0x7F) return std::nan("");
-    const double product = testing::e4m3_values()[a[k] & 0x7F] * testing::e4m3_values()[b[k] & 0x7F];
+    const double product = test_support::e4m3_values()[a[k] & 0x7F] * test_support::e4m3_values()[b[k] & 0x7F];
     const bool negative = (a[k] ^ b[k]) & 0x80;
     if (product != 0) terms.push_back({negative ? -product : product, exponent_of(a[k]) + exponent_of(b[k])});
   }

@@ -12,7 +12,7 @@ namespace monomoe {
 namespace {
 
 double e2m1_value(int nibble) {
-  const double magnitude = testing::e2m1_values()[nibble & 7];
+  const double magnitude = test_support::e2m1_values()[nibble & 7];
   return nibble & 8 ? -magnitude : magnitude;
 }
 
@@ -25,9 +25,9 @@ TEST(WeightCodes, Nvfp4IsTheExactProductRoundedOnce) {
           ASSERT_EQ(got, 0x7F);
           continue;
         }
-        const double block_scale = testing::e4m3_values()[scale & 0x7F] * (scale & 0x80 ? -1 : 1);
+        const double block_scale = test_support::e4m3_values()[scale & 0x7F] * (scale & 0x80 ? -1 : 1);
         const double exact = std::ldexp(e2m1_value(nibble) * block_scale, shift);
-        ASSERT_EQ(got, testing::nearest_e4m3(exact)) << nibble << ' ' << scale << ' ' << shift;
+        ASSERT_EQ(got, test_support::nearest_e4m3(exact)) << nibble << ' ' << scale << ' ' << shift;
       }
     }
   }
@@ -38,7 +38,7 @@ TEST(WeightCodes, Mxfp4IsTheExactProductRoundedOnce) {
     for (int nibble = 0; nibble < 16; ++nibble) {
       for (int code = 0; code < 255; ++code) {
         const double exact = std::ldexp(e2m1_value(nibble), code - 127 + shift);
-        ASSERT_EQ(e4m3_from_mxfp4(static_cast<std::uint8_t>(nibble), static_cast<std::uint8_t>(code), shift), testing::nearest_e4m3(exact))
+        ASSERT_EQ(e4m3_from_mxfp4(static_cast<std::uint8_t>(nibble), static_cast<std::uint8_t>(code), shift), test_support::nearest_e4m3(exact))
             << nibble << ' ' << code << ' ' << shift;
       }
       ASSERT_EQ(e4m3_from_mxfp4(static_cast<std::uint8_t>(nibble), 255, shift), 0x7F);
@@ -69,7 +69,7 @@ TEST(WeightCodes, ShiftIsTheLargestThatFits) {
 TEST(WeightCodes, TheShiftKeepsEveryProductInsideAndUsesTheTop) {
   for (int magnitude = 1; magnitude < 8; ++magnitude) {
     for (int scale = 1; scale < 127; ++scale) {
-      const double product = testing::e2m1_values()[magnitude] * testing::e4m3_values()[scale];
+      const double product = test_support::e2m1_values()[magnitude] * test_support::e4m3_values()[scale];
       const int s = nvfp4_shift(product);
       ASSERT_LE(std::ldexp(product, s), 448.0);
       ASSERT_GT(std::ldexp(product, s + 1), 448.0);
@@ -84,7 +84,7 @@ TEST(WeightCodes, WhatNvfp4CostsWithoutAShift) {
   double worst = 0;
   for (int magnitude = 1; magnitude < 8; ++magnitude) {
     for (int scale = 1; scale < 127; ++scale) {
-      const double product = testing::e2m1_values()[magnitude] * testing::e4m3_values()[scale];
+      const double product = test_support::e2m1_values()[magnitude] * test_support::e4m3_values()[scale];
       const double got = e4m3_decode(e4m3_from_nvfp4(static_cast<std::uint8_t>(magnitude), static_cast<std::uint8_t>(scale), 0));
       if (product > 448.0) {
         ++saturated;

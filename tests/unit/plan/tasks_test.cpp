@@ -13,7 +13,7 @@ namespace {
 
 using Key = std::tuple<TaskKind, int64_t, int64_t, int64_t>;
 
-class TaskOrder : public testing::TestWithParam<TaskCounts> {};
+class TaskOrder : public ::testing::TestWithParam<TaskCounts> {};
 
 TEST_P(TaskOrder, VisitsEachTaskOnceAfterThoseItWaitsFor) {
   const TaskCounts counts = GetParam();
@@ -52,7 +52,7 @@ TEST_P(TaskOrder, VisitsEachTaskOnceAfterThoseItWaitsFor) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Counts, TaskOrder,
-                         testing::Values(TaskCounts{0, 0, 1, 1}, TaskCounts{3, 0, 2, 4}, TaskCounts{0, 2, 3, 1}, TaskCounts{4, 5, 3, 2},
+                         ::testing::Values(TaskCounts{0, 0, 1, 1}, TaskCounts{3, 0, 2, 4}, TaskCounts{0, 2, 3, 1}, TaskCounts{4, 5, 3, 2},
                                          TaskCounts{1, 1, 1, 1}, TaskCounts{2, 7, 16, 16}));
 
 TEST(TaskOrder, TicketsPassTwoToThe31) {

@@ -79,7 +79,7 @@ double run_constant(WeightFormat format, const std::vector<std::pair<float, floa
 
 constexpr double kBf16Twice = 2 * 0x1p-8;  // contribution and output are rounded to bf16
 
-class Constant : public testing::TestWithParam<WeightFormat> {};
+class Constant : public ::testing::TestWithParam<WeightFormat> {};
 
 TEST_P(Constant, WeightsAreUsedAsGiven) {
   // 2.5 silu(1) - 0.5 silu(2): neither renormalised nor clipped at zero.
@@ -102,7 +102,7 @@ TEST_P(Constant, ClampIsAsymmetric) {
   EXPECT_NEAR(run_constant(GetParam(), {{-8, -12}}, {1.0f}, 7.0f), silu(-8) * -7, std::fabs(silu(-8)) * 7 * 2 * kBf16Twice);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, Constant, testing::Values(WeightFormat::kFp8, WeightFormat::kNvfp4, WeightFormat::kMxfp4));
+INSTANTIATE_TEST_SUITE_P(Formats, Constant, ::testing::Values(WeightFormat::kFp8, WeightFormat::kNvfp4, WeightFormat::kMxfp4));
 
 struct LayerRun {
   Case c;

@@ -43,7 +43,7 @@ void expect_inside(const Case& c, const RandomLayer& layer) {
   EXPECT_TRUE(stages.output.ok()) << describe(stages.output);
 }
 
-class Bounds : public testing::TestWithParam<const char*> {};
+class Bounds : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Bounds, HoldOverRandomLayers) {
   for (const char* rest : {" experts=3 topk=2 tokens=6 hidden=256 inter=128", " experts=2 topk=1 tokens=5 hidden=128 inter=96 limit=0.3",
@@ -155,7 +155,7 @@ TEST_P(Bounds, ThreadsAndExactLayerAgree) {
   EXPECT_LT(comparison.cosine, 1.0) << describe(comparison);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, Bounds, testing::Values("fp8", "nvfp4", "mxfp4"));
+INSTANTIATE_TEST_SUITE_P(Formats, Bounds, ::testing::Values("fp8", "nvfp4", "mxfp4"));
 
 TEST(Float64Layer, RefusesBf16WeightsButTheExactLayerTakesThem) {
   const RandomMatrix gate = random_matrix(WeightFormat::kBf16, 32, 128, 1, 0), up = random_matrix(WeightFormat::kBf16, 32, 128, 1, 1),

@@ -14,7 +14,7 @@
 namespace monomoe {
 namespace {
 
-Case case_of(const std::string& line) { return parse_case(line).take(); }
+Case random_case_of(const std::string& line) { return parse_case(line).take(); }
 
 uint64_t fingerprint(const std::vector<uint8_t>& bytes) {
   uint64_t hash = 0xCBF29CE484222325ull;
@@ -52,7 +52,7 @@ TEST(RandomBits, UniformAndBellHaveTheirMoments) {
 
 TEST(RandomLayer, SeedsDecideEverything) {
   const std::string line = "experts=3 topk=2 tokens=4 hidden=128 inter=64 w=nvfp4 seed=";
-  const RandomLayer a = random_layer(case_of(line + "5")), b = random_layer(case_of(line + "5")), c = random_layer(case_of(line + "6"));
+  const RandomLayer a = random_layer(random_case_of(line + "5")), b = random_layer(random_case_of(line + "5")), c = random_layer(random_case_of(line + "6"));
   EXPECT_EQ(a.x, b.x);
   EXPECT_EQ(a.ids, b.ids);
   EXPECT_EQ(a.weights, b.weights);
@@ -94,7 +94,7 @@ TEST(RandomMatrix, Fp8UsesEveryScaleTypeAndNoNan) {
 TEST(RandomRoutes, FollowTheirDistribution) {
   const std::string line = "experts=8 topk=3 tokens=200 hidden=128 inter=32 w=fp8 seed=3 dist=";
   const auto count = [](const RandomLayer& layer, int64_t id) { return std::count(layer.ids.begin(), layer.ids.end(), id); };
-  const RandomLayer uniform = random_layer(case_of(line + "uniform"));
+  const RandomLayer uniform = random_layer(random_case_of(line + "uniform"));
   for (int64_t token = 0; token < 200; ++token) {
     const std::set<int64_t> ids(uniform.ids.begin() + token * 3, uniform.ids.begin() + token * 3 + 3);
     ASSERT_EQ(ids.size(), 3u) << "distinct while there are experts left";
@@ -102,10 +102,10 @@ TEST(RandomRoutes, FollowTheirDistribution) {
     ASSERT_LT(*ids.rbegin(), 8);
   }
   for (int64_t e = 0; e < 8; ++e) EXPECT_NEAR(count(uniform, e), 75, 30) << e;
-  EXPECT_EQ(count(random_layer(case_of(line + "one")), 0), 600);
-  const RandomLayer zipf = random_layer(case_of(line + "zipf"));
+  EXPECT_EQ(count(random_layer(random_case_of(line + "one")), 0), 600);
+  const RandomLayer zipf = random_layer(random_case_of(line + "zipf"));
   EXPECT_GT(count(zipf, 0), 3 * count(zipf, 7));
-  const RandomLayer masked = random_layer(case_of(line + "masked"));
+  const RandomLayer masked = random_layer(random_case_of(line + "masked"));
   EXPECT_NEAR(count(masked, -1), 600 * (0.2 + 0.8 / 3), 60);
   for (int64_t slot = 0; slot < 3; ++slot) EXPECT_EQ(masked.ids[4 * 3 + slot], -1);
   for (size_t i = 0; i < masked.ids.size(); ++i) ASSERT_EQ(std::isnan(masked.weights[i]), masked.ids[i] < 0);

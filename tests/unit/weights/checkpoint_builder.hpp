@@ -16,7 +16,7 @@
 
 #include "weights/safetensors_writer.hpp"
 
-namespace monomoe::testing {
+namespace monomoe::test_support {
 
 using Bytes = std::vector<uint8_t>;
 
@@ -127,4 +127,4 @@ void expect_error(const Result<T>& result, std::initializer_list<std::string_vie
   }
 }
 
-}  // namespace monomoe::testing
+}  // namespace monomoe::test_support

@@ -9,12 +9,12 @@
 namespace monomoe {
 namespace {
 
-using testing::Bytes;
-using testing::bytes_of;
-using testing::CheckpointBuilder;
-using testing::expect_error;
-using testing::Packing;
-using testing::TempDir;
+using test_support::Bytes;
+using test_support::bytes_of;
+using test_support::CheckpointBuilder;
+using test_support::expect_error;
+using test_support::Packing;
+using test_support::TempDir;
 
 constexpr int64_t kHidden = 128, kIntermediate = 64;
 

@@ -8,8 +8,8 @@
 namespace monomoe {
 namespace {
 
-using testing::expect_error;
-using testing::TempDir;
+using test_support::expect_error;
+using test_support::TempDir;
 
 ModelConfig parsed(const std::string& text, const std::string& quant = "") {
   Result<ModelConfig> config = parse_model_config(text, "config.json", quant, "hf_quant_config.json");

@@ -8,8 +8,8 @@
 namespace monomoe {
 namespace {
 
-using testing::Bytes;
-using testing::bytes_of;
+using test_support::Bytes;
+using test_support::bytes_of;
 
 ConversionCost nvfp4(int64_t rows, int64_t cols, const Bytes& codes, const Bytes& scales) {
   return conversion_cost({WeightFormat::kNvfp4, ScaleType::kE4m3, rows, cols, codes.data(), scales.data(), 0.25f});

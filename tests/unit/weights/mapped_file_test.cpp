@@ -6,8 +6,8 @@
 namespace monomoe {
 namespace {
 
-using testing::expect_error;
-using testing::TempDir;
+using test_support::expect_error;
+using test_support::TempDir;
 
 TEST(MappedFile, GivesTheBytes) {
   TempDir dir;

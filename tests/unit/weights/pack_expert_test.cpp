@@ -77,12 +77,12 @@ void expect_same(const RandomMatrix& want, const UnpackedMatrix& got) {
   for (int64_t i = 0; i < blocks; ++i) EXPECT_EQ(scale_value(got.matrix, i), scale_value(want.matrix, i)) << i;
 }
 
-class PackExpert : public testing::TestWithParam<WeightFormat> {};
+class PackExpert : public ::testing::TestWithParam<WeightFormat> {};
 
 TEST_P(PackExpert, UnpacksToWhatWentIn) {
   for (const Shape& shape : kShapes) {
     for (uint64_t seed = 1; seed <= 3; ++seed) {
-      SCOPED_TRACE(testing::Message() << shape.hidden << "/" << shape.intermediate << " seed " << seed);
+      SCOPED_TRACE(::testing::Message() << shape.hidden << "/" << shape.intermediate << " seed " << seed);
       const Problem p = problem_of(shape, GetParam());
       const RandomExpert e = random_expert(p, seed);
       const std::vector<uint8_t> packed = pack(e, p, 0);
@@ -154,7 +154,7 @@ TEST_P(PackExpert, HeaderAgreesWithTheReferenceDecoder) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, PackExpert, testing::Values(WeightFormat::kFp8, WeightFormat::kNvfp4, WeightFormat::kMxfp4));
+INSTANTIATE_TEST_SUITE_P(Formats, PackExpert, ::testing::Values(WeightFormat::kFp8, WeightFormat::kNvfp4, WeightFormat::kMxfp4));
 
 // Where single elements land, spelled out from the layout's description.
 TEST(PackExpert, PutsElementsWhereTheLayoutSays) {

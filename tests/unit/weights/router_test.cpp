@@ -9,9 +9,9 @@
 namespace monomoe {
 namespace {
 
-using testing::Bytes;
-using testing::bytes_of;
-using testing::expect_error;
+using test_support::Bytes;
+using test_support::bytes_of;
+using test_support::expect_error;
 
 // A router whose logit of expert e is x[0] * column[e] (hidden size 2, the second column zero).
 struct Held {

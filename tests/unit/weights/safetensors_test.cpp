@@ -8,10 +8,10 @@
 namespace monomoe {
 namespace {
 
-using testing::Bytes;
-using testing::expect_error;
-using testing::raw_file;
-using testing::TempDir;
+using test_support::Bytes;
+using test_support::expect_error;
+using test_support::raw_file;
+using test_support::TempDir;
 
 // A file of one header and `data_bytes` zero bytes.
 Result<SafetensorsContent> parse(const std::string& header, size_t data_bytes) {

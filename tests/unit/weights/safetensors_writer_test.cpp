@@ -7,9 +7,9 @@
 namespace monomoe {
 namespace {
 
-using testing::Bytes;
-using testing::expect_error;
-using testing::TempDir;
+using test_support::Bytes;
+using test_support::expect_error;
+using test_support::TempDir;
 
 TEST(SafetensorsWriter, RoundTripsTensorsPiecesAndMetadata) {
   TempDir dir;

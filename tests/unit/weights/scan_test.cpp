@@ -10,8 +10,8 @@
 namespace monomoe {
 namespace {
 
-using testing::Bytes;
-using testing::bytes_of;
+using test_support::Bytes;
+using test_support::bytes_of;
 
 using Where = ScanFinding::Where;
 

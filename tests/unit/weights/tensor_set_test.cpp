@@ -6,12 +6,12 @@
 namespace monomoe {
 namespace {
 
-using testing::Bytes;
-using testing::expect_error;
-using testing::TempDir;
+using test_support::Bytes;
+using test_support::expect_error;
+using test_support::TempDir;
 
 void shard(const TempDir& dir, const std::string& name, const std::map<std::string, uint8_t>& tensors) {
-  testing::CheckpointBuilder builder;
+  test_support::CheckpointBuilder builder;
   for (const auto& [tensor, value] : tensors) builder.add(tensor, DType::U8, {1}, {value});
   builder.write(dir, name);
 }

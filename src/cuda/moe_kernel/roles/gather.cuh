@@ -1,6 +1,6 @@
 // Role: gather - three warps of the moving warpgroup.
 // Waits on:  queue_full (claim), block_done[block] (GEMM1 of other thread blocks, gpu scope), empty[stage] (math)
-// Signals:   full[stage] (one arrival per warp), queue_empty
+// Signals:   full[stage] (one arrival per thread, when its copies have landed), queue_empty
 // Reads:     token rows or the intermediate    Writes: smem.tokens, smem.scales
 // Ends when: the end task is met.
 #pragma once
@@ -8,8 +8,6 @@
 #include "cuda/moe_kernel/roles/claim.cuh"
 
 namespace monomoe::cuda {
-
-inline constexpr int kGatherLag = 2;  // stages whose copies are in flight before the oldest is handed over
 
 // Where the rows of the block's routes begin: own rows in the workspace, the others where their source pushed them.
 template <class C>
@@ -44,37 +42,19 @@ __device__ __forceinline__ void copy_stage(SharedStorage<C>& smem, const BlockTa
   }
   const uint32_t scales = ptx::smem_address(smem.scales[slot]);
   for (int row = thread; row < task.count; row += kGatherWarps * 32) ptx::copy_async_4(scales + row * 4, smem.row_scales[row] + k_block);
-  ptx::copy_async_commit();
-}
-
-// The copies of the oldest stage in flight have landed in this thread; make them visible to WGMMA and hand the stage over.
-template <class C>
-__device__ __forceinline__ void hand_over(SharedStorage<C>& smem, uint32_t slot, int lane) {
-  ptx::fence_proxy_async_smem();
-  __syncwarp();
-  if (lane == 0) ptx::mbarrier_arrive(ptx::smem_address(&smem.full[slot]));
+  ptx::copy_async_arrive(ptx::smem_address(&smem.full[slot]));
 }
 
 template <class C>
 __device__ __forceinline__ void gather_rows(const Params& params, SharedStorage<C>& smem, const BlockTask& task,
                                             RingCursor<C::kStages>& stage, int thread) {
-  static_assert(kGatherLag == 2 && C::kStages > 2, "one stage stays in flight while the next is filled");
   const bool down = static_cast<TaskKind>(task.kind) == TaskKind::kGemm2;
   const int64_t k_blocks = down ? params.experts.down_k_blocks : params.experts.gate_up_k_blocks;
-  const int lane = thread % 32;
-  uint32_t in_flight = 0;
   for (int64_t k_block = 0; k_block < k_blocks; ++k_block) {
     wait_barrier(smem.empty[stage.slot], stage.phase);
     copy_stage(smem, task, stage.slot, k_block, thread);
-    if (k_block > 0) {
-      ptx::copy_async_wait<1>();
-      hand_over(smem, in_flight, lane);
-    }
-    in_flight = stage.slot;
     stage.advance();
   }
-  ptx::copy_async_wait<0>();
-  hand_over(smem, in_flight, lane);
 }
 
 template <class C>

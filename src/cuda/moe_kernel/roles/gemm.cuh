@@ -38,6 +38,8 @@ struct MathRing {
     const uint32_t address = ptx::smem_address(&smem.full[stage.slot]);
     while (!ptx::mbarrier_try_wait(address, stage.phase)) {
     }
+    // The gather warps' copies are generic-proxy writes; their arrival and this fence put them before the WGMMAs that follow.
+    ptx::fence_proxy_async_smem();
   }
   __device__ __forceinline__ void release(SharedStorage<C>& smem, int lane) {
     if (held < 0) return;

@@ -1,5 +1,5 @@
 // Role: math - two warpgroups. They compute GEMM tiles, and as plain threads dispatch, build route lists and combine.
-// Waits on:  queue_full (claim), full[stage] (weights' bytes and the three gather warps)
+// Waits on:  queue_full (claim), full[stage] (weights' bytes and the gather threads)
 // Signals:   queue_empty, empty[stage] (one arrival per warp), the flags of each task
 // Ends when: the end task is met.
 #pragma once
