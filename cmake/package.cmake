@@ -9,7 +9,10 @@ file(WRITE ${CMAKE_BINARY_DIR}/empty.c "typedef int monomoe_shared_library;\n")
 # Not named monomoe: that name belongs to the command-line program's file. Its users see monomoe::monomoe.
 add_library(monomoe_shared SHARED ${CMAKE_BINARY_DIR}/empty.c)
 target_link_libraries(monomoe_shared PRIVATE $<LINK_LIBRARY:WHOLE_ARCHIVE,monomoe_core> ${CMAKE_DL_LIBS})
-target_link_options(monomoe_shared PRIVATE -Wl,--version-script=${version_script} $<$<NOT:$<BOOL:${MONOMOE_SANITIZE}>>:-Wl,-z,defs>)
+target_link_options(monomoe_shared PRIVATE -Wl,--version-script=${version_script})
+if(NOT MONOMOE_SANITIZE)  # a sanitizer's own symbols come from the program
+  target_link_options(monomoe_shared PRIVATE -Wl,-z,defs)
+endif()
 target_include_directories(monomoe_shared INTERFACE $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 set_target_properties(monomoe_shared PROPERTIES OUTPUT_NAME monomoe EXPORT_NAME monomoe VERSION ${PROJECT_VERSION} SOVERSION 0
                       LINKER_LANGUAGE CXX LINK_DEPENDS ${version_script})
