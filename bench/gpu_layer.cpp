@@ -53,10 +53,9 @@ void bench(const Shape& shape, WeightFormat format, const char* format_name, int
     const RandomMatrix down = random_matrix(format, shape.hidden, shape.intermediate, 1, 3 * e + 2);
     must(pack_expert({gate.matrix, up.matrix, down.matrix}, problem, packed[e].data()));
   }
-  std::vector<const uint8_t*> slots;
-  for (int64_t e = 0; e < shape.experts; ++e) slots.push_back(packed[e % kDistinct].data());
   const PlacementTable placement = must(PlacementTable::even(shape.experts, 1));
-  const auto weights = must(cuda::RankWeights::make(problem, placement, 0, slots));
+  const auto weights = must(cuda::RankWeights::make(problem, placement, 0));
+  for (int32_t e = 0; e < weights.num_slots(); ++e) must(weights.upload(e, packed[e % kDistinct].data()));
   const auto workspace = must(cuda::RankWorkspace::make(problem, shape.experts));
   const int64_t most = shape.tokens.back();
   std::vector<uint16_t> x(most * shape.hidden);

@@ -136,6 +136,8 @@ MONOMOE_API void monomoe_workspace_destroy(monomoe_workspace* workspace);
 MONOMOE_API int32_t monomoe_weights_max_local_experts(const monomoe_weights* weights);
 // Fills all regions that are not flags with a byte: results must not depend on it. For tests.
 MONOMOE_API monomoe_status monomoe_workspace_poison(monomoe_workspace* workspace, uint8_t byte);
+// MONOMOE_OK, or MONOMOE_POISONED with the cause. Does not wait: it tells how a call on a stream ended once the stream was synchronised.
+MONOMOE_API monomoe_status monomoe_workspace_status(const monomoe_workspace* workspace);
 
 // ---- Forward -----------------------------------------------------------------------------------------------------------------------
 
@@ -144,6 +146,8 @@ typedef enum monomoe_dtype {
 } monomoe_dtype;
 
 // One rank's tokens. Pointers may be NULL where num_tokens is 0. They must be aligned to their element.
+// CUDA backend: each may be host memory, which is copied, or memory of the rank's GPU, which is used as it is, must be ready when the call is
+// made, and where x and y must be aligned to 16 bytes. Ids in GPU memory are checked by the launch: a bad one poisons the workspace.
 typedef struct monomoe_tokens {
   uint32_t struct_size;
   monomoe_dtype x_dtype;      // BF16, or E4M3 for rows that are already quantised (then x_scales is needed)
@@ -156,18 +160,22 @@ typedef struct monomoe_tokens {
   void* y;                    // out, bf16 [num_tokens, hidden]; written only on success
 } monomoe_tokens;
 
-// Thread time by stage, summed over workers, in seconds, and the wall time of the call.
+// Thread time by stage, summed over workers, in seconds, and the wall time of the call. CUDA backend: wall only, the stages are 0.
 typedef struct monomoe_times {
   uint32_t struct_size;
   double wall, dispatch, routes, gemm1, gemm2, combine, wait;
 } monomoe_times;
 
-// One call for all ranks of the context: tokens[num_ranks]. times may be NULL. Blocking on the CPU backend.
+// One call for all ranks of the context: tokens[num_ranks]. times may be NULL. Returns when y is written.
 MONOMOE_API monomoe_status monomoe_forward(const monomoe_weights* weights, monomoe_workspace* workspace, const monomoe_tokens* tokens,
                                            monomoe_times* times);
-// The same for one rank: collective, every rank of the context calls it from its own thread. stream: a cudaStream_t for the CUDA backend
-// (work is enqueued there), NULL for the CPU backend (the call blocks). A rank whose arguments are refused returns MONOMOE_USAGE, the others
-// MONOMOE_REJECTED; a rank that never comes makes the others return MONOMOE_TIMEOUT after timeout_ms, naming it.
+// The same for one rank: collective, every rank of the context calls it from its own thread. With stream NULL the call blocks: a rank whose
+// arguments are refused returns MONOMOE_USAGE, the others MONOMOE_REJECTED; a rank that never comes makes the others return MONOMOE_TIMEOUT
+// after timeout_ms, naming it.
+// CUDA backend, stream: a cudaStream_t of the rank's GPU (the default stream is cudaStreamLegacy here). The launch is enqueued there: no wait,
+// no allocation, times 0, every pointer GPU memory; it may be captured in a CUDA graph from the first call on. All ranks of a call give a
+// stream, ranks of one GPU different ones. A rank that is refused returns MONOMOE_USAGE and takes part without tokens, so the others' call
+// is whole; while its stream is captured it enqueues nothing. What fails later is told by monomoe_workspace_status and the next call.
 MONOMOE_API monomoe_status monomoe_forward_rank(const monomoe_weights* weights, monomoe_workspace* workspace, int32_t rank,
                                                 const monomoe_tokens* tokens, void* stream, monomoe_times* times);
 

@@ -12,17 +12,18 @@ Refusal bad_argument(int32_t rank, const std::string& text) {
 }
 
 // The layer must fit the memory that was laid out for the largest one.
-std::optional<Refusal> check_fit(const CpuWeights& weights, const CpuWorkspace& workspace, int32_t rank) {
-  const Problem& layer = weights.problem();
-  const Problem& room = workspace.problem();
+std::optional<Refusal> check_fit(const CallRoom& call_room, int32_t rank) {
+  const Problem& layer = call_room.layer;
+  const Problem& room = call_room.workspace;
   const auto differs = [&](const char* what, int64_t found, int64_t wanted) {
     return bad_argument(rank, fmt::format("the layer has {} {}, the workspace was made for {}; make one for this layer", what, found, wanted));
   };
   if (layer.hidden != room.hidden) return differs("hidden size", layer.hidden, room.hidden);
   if (layer.ranks != room.ranks) return differs("ranks:", layer.ranks, room.ranks);
   if (layer.intermediate > room.intermediate) return differs("intermediate size", layer.intermediate, room.intermediate);
-  const int64_t slots = weights.placement().max_slots();
-  if (slots > workspace.max_slots()) return differs("experts on one rank:", slots, workspace.max_slots());
+  if (call_room.layer_slots > call_room.workspace_slots) {
+    return differs("experts on one rank:", call_room.layer_slots, call_room.workspace_slots);
+  }
   return std::nullopt;
 }
 
@@ -58,11 +59,9 @@ std::optional<Refusal> check_ids(int32_t rank, const RankCall& call, int64_t top
 
 }  // namespace
 
-std::optional<Refusal> check_call(const CpuWeights& weights, const CpuWorkspace& workspace, int32_t rank, const RankCall& call,
-                                  const RunOptions& options) {
-  if (options.kernels == nullptr) return bad_argument(rank, "no kernels were given");
-  if (auto refusal = check_fit(weights, workspace, rank)) return refusal;
-  const Problem& room = workspace.problem();
+std::optional<Refusal> check_call(const CallRoom& call_room, int32_t rank, const RankCall& call, bool look_at_ids) {
+  if (auto refusal = check_fit(call_room, rank)) return refusal;
+  const Problem& room = call_room.workspace;
   if (call.num_tokens < 0) return bad_argument(rank, fmt::format("num_tokens is {}; it must not be negative", call.num_tokens));
   if (call.num_tokens > room.capacity) {
     const std::string text = fmt::format("rank {}: {} tokens exceed the capacity of {}; bring fewer or create the workspace with a larger one",
@@ -71,8 +70,15 @@ std::optional<Refusal> check_call(const CpuWeights& weights, const CpuWorkspace&
   }
   if (call.num_tokens == 0) return std::nullopt;
   if (auto refusal = check_pointers(rank, call)) return refusal;
-  const int64_t experts = weights.problem().experts;
+  if (!look_at_ids) return std::nullopt;
+  const int64_t experts = call_room.layer.experts;
   return call.wide_ids ? check_ids<int64_t>(rank, call, room.topk, experts) : check_ids<int32_t>(rank, call, room.topk, experts);
+}
+
+std::optional<Refusal> check_call(const CpuWeights& weights, const CpuWorkspace& workspace, int32_t rank, const RankCall& call,
+                                  const RunOptions& options) {
+  if (options.kernels == nullptr) return bad_argument(rank, "no kernels were given");
+  return check_call({weights.problem(), weights.placement().max_slots(), workspace.problem(), workspace.max_slots()}, rank, call, true);
 }
 
 }  // namespace monomoe::cpu

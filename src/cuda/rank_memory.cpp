@@ -3,8 +3,7 @@
 
 namespace monomoe::cuda {
 
-Result<RankWeights> RankWeights::make(const Problem& problem, const PlacementTable& placement, int32_t rank,
-                                      std::span<const uint8_t* const> packed) {
+Result<RankWeights> RankWeights::make(const Problem& problem, const PlacementTable& placement, int32_t rank) {
   RankWeights weights;
   const PlacementView view = placement.view();
   weights.num_slots_ = view.num_slots(rank);
@@ -13,13 +12,7 @@ Result<RankWeights> RankWeights::make(const Problem& problem, const PlacementTab
   if (!experts) return experts.error();
   weights.experts_ = experts.take();
   std::vector<const uint8_t*> slots;
-  for (int32_t slot = 0; slot < weights.num_slots_; ++slot) {
-    slots.push_back(weights.slot(slot));
-    if (auto done = check(cudaMemcpy(weights.slot(slot), packed[slot], weights.expert_bytes_, cudaMemcpyHostToDevice), "copying a packed expert");
-        !done) {
-      return done.error();
-    }
-  }
+  for (int32_t slot = 0; slot < weights.num_slots_; ++slot) slots.push_back(weights.slot(slot));
   std::vector<int32_t> serving(problem.ranks * problem.experts);
   for (int32_t src = 0; src < problem.ranks; ++src) {
     for (int32_t expert = 0; expert < problem.experts; ++expert) {
@@ -35,7 +28,11 @@ Result<RankWeights> RankWeights::make(const Problem& problem, const PlacementTab
   };
   if (auto done = upload(weights.slots_, slots.data(), slots.size() * sizeof(slots[0]), "the expert table"); !done) return done.error();
   if (auto done = upload(weights.serving_, serving.data(), serving.size() * sizeof(serving[0]), "the placement table"); !done) return done.error();
-  return std::move(weights);
+  return weights;
+}
+
+Result<void> RankWeights::upload(int32_t slot, const uint8_t* packed) const {
+  return check(cudaMemcpy(this->slot(slot), packed, expert_bytes_, cudaMemcpyHostToDevice), "copying a packed expert");
 }
 
 Result<RankWorkspace> RankWorkspace::make(const Problem& problem, int64_t max_slots) {
@@ -53,13 +50,15 @@ Result<RankWorkspace> RankWorkspace::make(const Problem& problem, int64_t max_sl
   // Flags and arrival counters begin at zero; everything else may hold anything.
   if (auto done = check(cudaMemset(workspace.symmetric(), 0, symmetric.route_ids), "clearing flags"); !done) return done.error();
   if (auto done = check(cudaMemset(workspace.state(), 0, sizeof(DeviceState)), "clearing counters"); !done) return done.error();
+  // The launches run on streams that do not wait for the one the clearing ran on.
+  if (auto done = check(cudaDeviceSynchronize(), "clearing flags"); !done) return done.error();
   void* error = nullptr;
   if (auto done = check(cudaHostAlloc(&error, sizeof(DeviceError), cudaHostAllocMapped | cudaHostAllocPortable), "allocating the error record"); !done) {
     return done.error();
   }
   workspace.error_.reset(static_cast<DeviceError*>(error));
   *workspace.error_ = {};
-  return std::move(workspace);
+  return workspace;
 }
 
 }  // namespace monomoe::cuda

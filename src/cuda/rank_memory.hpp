@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "base/result.hpp"
@@ -17,8 +16,10 @@ namespace monomoe::cuda {
 // The packed experts of one rank on its device.
 class RankWeights {
  public:
-  // packed[slot]: expert_layout(problem).bytes of host memory each.
-  static Result<RankWeights> make(const Problem& problem, const PlacementTable& placement, int32_t rank, std::span<const uint8_t* const> packed);
+  // The experts hold anything until uploaded.
+  static Result<RankWeights> make(const Problem& problem, const PlacementTable& placement, int32_t rank);
+  // packed: expert_layout(problem).bytes of host memory. Returns when the memory has been read.
+  Result<void> upload(int32_t slot, const uint8_t* packed) const;
 
   int32_t num_slots() const { return num_slots_; }
   const uint8_t* const* slot_data() const { return reinterpret_cast<const uint8_t* const*>(slots_.data()); }

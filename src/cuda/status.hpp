@@ -37,7 +37,7 @@ class DeviceBuffer {
     buffer.bytes_ = bytes;
     const std::string doing = "allocating " + std::to_string(bytes) + " bytes of device memory for " + what;
     if (auto made = check(cudaMalloc(&buffer.data_, bytes > 0 ? bytes : 1), doing); !made) return made.error();
-    return std::move(buffer);
+    return Result<DeviceBuffer>(std::move(buffer));
   }
 
   uint8_t* data() const { return static_cast<uint8_t*>(data_); }

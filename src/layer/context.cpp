@@ -31,6 +31,30 @@ Result<int32_t> resolve_vector_bits(int32_t requested) {
   return requested;
 }
 
+// The probe comes first: it can say what is missing where the CUDA runtime only knows that something is.
+Result<std::unique_ptr<cuda::Backend>> make_cuda(int32_t ranks) {
+  if (std::string reason = cuda_unavailable_reason(probe_cuda()); !reason.empty()) return unavailable(std::move(reason));
+  return cuda::make_backend(ranks);
+}
+
+Result<void> choose_backend(monomoe_backend asked, monomoe_context& context) {
+  context.backend = MONOMOE_BACKEND_CPU;
+  context.why = "cpu was asked for";
+  if (asked == MONOMOE_BACKEND_CPU) return {};
+  auto made = make_cuda(context.num_ranks);
+  if (made) {
+    context.backend = MONOMOE_BACKEND_CUDA;
+    context.cuda = made.take();
+    context.why = fmt::format("{}: {}", asked == MONOMOE_BACKEND_CUDA ? "cuda was asked for" : "auto takes cuda", context.cuda->description());
+    return {};
+  }
+  if (asked == MONOMOE_BACKEND_CUDA) {
+    return Error{made.error().status, fmt::format("backend cuda: {}; use backend cpu or auto", made.error().message)};
+  }
+  context.why = "auto takes cpu: " + made.error().message;
+  return {};
+}
+
 Result<std::unique_ptr<monomoe_context>> make_context(const monomoe_context_options& options) {
   const int backend = enum_number(options.backend);
   if (backend < MONOMOE_BACKEND_AUTO || backend > MONOMOE_BACKEND_CUDA) {
@@ -43,15 +67,10 @@ Result<std::unique_ptr<monomoe_context>> make_context(const monomoe_context_opti
     return usage_error(fmt::format("options->num_threads is {}, wanted 1..{} (0 = one per core)", options.num_threads, kMaxThreads));
   }
   auto context = std::make_unique<monomoe_context>();
-  if (backend == MONOMOE_BACKEND_CUDA) {
-    return unavailable(fmt::format("backend cuda: {}; use backend cpu or auto", cuda_unavailable_reason(probe_cuda())));
-  }
   auto bits = resolve_vector_bits(options.vector_bits);
   if (!bits) return bits.error();
-  context->backend = MONOMOE_BACKEND_CPU;
-  context->why =
-      backend == MONOMOE_BACKEND_CPU ? std::string("cpu was asked for") : "auto takes cpu: " + cuda_unavailable_reason(probe_cuda());
   context->num_ranks = std::max(options.num_ranks, 1);
+  if (auto chosen = choose_backend(static_cast<monomoe_backend>(backend), *context); !chosen) return chosen.error();
   const int32_t cores = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
   context->num_threads = std::max(options.num_threads == 0 ? cores : options.num_threads, context->num_ranks);
   context->vector_bits = bits.value();

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
+#include "cuda/backend.hpp"
 #include "monomoe/monomoe.h"
 
 struct monomoe_context {
@@ -13,4 +15,5 @@ struct monomoe_context {
   int32_t num_threads = 1;  // over all ranks; at least one each
   int32_t vector_bits = 0;  // 128, 256 or 512: resolved
   uint32_t timeout_ms = 30000;
+  std::unique_ptr<monomoe::cuda::Backend> cuda;  // null on the CPU backend
 };

@@ -6,6 +6,8 @@
 
 #include <memory>
 
+#include "cuda/backend.hpp"
+
 namespace monomoe::layer {
 namespace {
 
@@ -78,11 +80,19 @@ CudaProbe probe_cuda() {
 std::string cuda_unavailable_reason(const CudaProbe& probe) {
   std::string found = probe.driver_problem;
   if (probe.driver_works && probe.devices.empty()) found = "the NVIDIA driver works but shows no device";
+  bool has_hopper = false;
   for (size_t i = 0; i < probe.devices.size(); ++i) {
     const CudaDevice& device = probe.devices[i];
+    has_hopper |= device.major == 9 && device.minor == 0;
     found += fmt::format("{}GPU {} is {} (compute capability {}.{})", i == 0 ? "" : ", ", i, device.name, device.major, device.minor);
   }
-  return fmt::format("no CUDA backend in this build; found: {}", found);
+  if (!cuda::is_built()) return fmt::format("no CUDA backend in this build (-DMONOMOE_CUDA=ON with nvcc 12.4 or newer makes one); found: {}", found);
+  if (!has_hopper) return fmt::format("wanted a Hopper GPU (compute capability 9.0: H100, H200) and its driver; found: {}", found);
+  const int wanted = cuda::required_driver_version();
+  if (probe.driver_version >= wanted) return {};
+  return fmt::format("the NVIDIA driver supports CUDA {}.{}, this build wants {}.{} or newer; update the driver or build with an older toolkit "
+                     "(12.4 or newer); found: {}",
+                     probe.driver_version / 1000, probe.driver_version % 1000 / 10, wanted / 1000, wanted % 1000 / 10, found);
 }
 
 }  // namespace monomoe::layer

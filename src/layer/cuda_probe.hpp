@@ -24,7 +24,7 @@ struct CudaProbe {
 
 CudaProbe probe_cuda();
 
-// Why this build has no CUDA backend and what to do, with what the probe found.
+// Why the CUDA backend cannot run here: what was found, what is wanted and what to do. Empty: it can.
 std::string cuda_unavailable_reason(const CudaProbe& probe);
 
 }  // namespace monomoe::layer

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "cpu/kernels.hpp"
+#include "cuda/backend.hpp"
 #include "layer/arguments.hpp"
 #include "layer/cuda_probe.hpp"
 #include "layer/error_state.hpp"
@@ -36,9 +37,13 @@ Json cpu_report() {
 
 Json cuda_report(const CudaProbe& probe) {
   Json report;
-  report["available"] = false;
-  report["why_not"] = cuda_unavailable_reason(probe);
-  report["remedy"] = "use backend cpu (auto takes it): it gives the same bits";
+  const std::string reason = cuda_unavailable_reason(probe);
+  report["built"] = cuda::is_built();
+  report["available"] = reason.empty();
+  if (!reason.empty()) {
+    report["why_not"] = reason;
+    report["remedy"] = "use backend cpu (auto takes it): it gives the same bits";
+  }
   report["driver"] = {{"found", probe.driver_found}, {"works", probe.driver_works}, {"version", probe.driver_version}};
   Json devices = Json::array();
   for (const CudaDevice& device : probe.devices) {
@@ -63,8 +68,9 @@ extern "C" monomoe_status monomoe_doctor(char** json) {
     Json report;
     report["version"] = monomoe_version();
     report["abi"] = monomoe_abi_version();
-    report["backends"] = {{"cpu", cpu_report()}, {"cuda", cuda_report(probe_cuda())}};
-    report["auto"] = "cpu";
+    const CudaProbe probe = probe_cuda();
+    report["backends"] = {{"cpu", cpu_report()}, {"cuda", cuda_report(probe)}};
+    report["auto"] = cuda_unavailable_reason(probe).empty() ? "cuda" : "cpu";
     report["max_ranks"] = kMaxRanks;
     *json = caller_text(report.dump(-1, ' ', false, Json::error_handler_t::replace));
     return {};

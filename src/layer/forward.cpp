@@ -8,6 +8,7 @@
 
 #include "cpu/executor.hpp"
 #include "layer/arguments.hpp"
+#include "layer/cuda_forward.hpp"
 #include "layer/error_state.hpp"
 
 namespace monomoe::layer {
@@ -32,6 +33,26 @@ void write_times(const cpu::StageTimes& times, monomoe_times* out) {
   out->gemm2 = times.gemm2;
   out->combine = times.combine;
   out->wait = times.wait;
+}
+
+Result<void> forward_rank_cpu(const monomoe_weights& weights, monomoe_workspace& workspace, int32_t rank, Result<cpu::RankCall> call,
+                              const void* stream, cpu::StageTimes& times) {
+  const monomoe_context& context = *workspace.context;
+  cpu::RunOptions options = run_options(context);
+  options.threads = std::max(1, context.num_threads / context.num_ranks + (rank < context.num_threads % context.num_ranks ? 1 : 0));
+  if (call && stream != nullptr) call = usage_error("stream is not NULL; the CPU backend blocks and has no streams");
+  if (call) return cpu::run_rank(*weights.cpu, *workspace.cpu, rank, call.value(), options, &times);
+  // The other ranks are waiting for this one: a call that the executor refuses tells them.
+  cpu::RankCall refused;
+  refused.num_tokens = -1;
+  const Result<void> told = cpu::run_rank(*weights.cpu, *workspace.cpu, rank, refused, options, nullptr);
+  return !told && told.error().status == Status::kPoisoned ? told.error() : call.error();
+}
+
+Result<void> forward_rank_cuda(const monomoe_weights& weights, monomoe_workspace& workspace, int32_t rank, const Result<cpu::RankCall>& call,
+                               void* stream, cpu::StageTimes& times) {
+  const RankPart part = cuda_part(weights, workspace, rank, call);
+  return stream != nullptr ? cuda_enqueue(workspace, rank, part, stream) : cuda_forward_rank(workspace, rank, part, &times.wall);
 }
 
 }  // namespace
@@ -68,6 +89,7 @@ cpu::RunOptions run_options(const monomoe_context& context) {
 Result<void> forward_all(const monomoe_weights& weights, monomoe_workspace& workspace, const monomoe_tokens* tokens,
                          cpu::StageTimes* times) {
   std::vector<cpu::RankCall> calls;
+  std::vector<RankPart> parts;
   const auto* next = reinterpret_cast<const unsigned char*>(tokens);
   for (int32_t rank = 0; rank < workspace.context->num_ranks; ++rank) {
     const auto* one = reinterpret_cast<const monomoe_tokens*>(next);
@@ -76,10 +98,12 @@ Result<void> forward_all(const monomoe_weights& weights, monomoe_workspace& work
     if (one->struct_size % alignof(monomoe_tokens) != 0) {
       return usage_error(fmt::format("tokens of rank {}: struct_size is {}, wanted sizeof(monomoe_tokens)", rank, one->struct_size));
     }
-    calls.push_back(call.take());
+    if (workspace.cuda != nullptr) parts.push_back(cuda_part(weights, workspace, rank, call));
+    else calls.push_back(call.take());
     next += one->struct_size;  // a caller with a later header has longer elements
   }
-  return cpu::run_all(weights.cpu, *workspace.cpu, calls, run_options(*workspace.context), times);
+  if (workspace.cuda != nullptr) return cuda_forward_all(workspace, parts, times != nullptr ? &times->wall : nullptr);
+  return cpu::run_all(*weights.cpu, *workspace.cpu, calls, run_options(*workspace.context), times);
 }
 
 }  // namespace monomoe::layer
@@ -109,20 +133,12 @@ monomoe_status monomoe_forward_rank(const monomoe_weights* weights, monomoe_work
     const monomoe_context& context = *workspace->context;
     if (rank < 0 || rank >= context.num_ranks)
       return usage_error(fmt::format("rank is {}, the context has ranks 0..{}", rank, context.num_ranks - 1));
-    cpu::RunOptions options = run_options(context);
-    options.threads = std::max(1, context.num_threads / context.num_ranks + (rank < context.num_threads % context.num_ranks ? 1 : 0));
     Result<cpu::RankCall> call = call_from_abi(tokens, rank);
-    if (call && stream != nullptr) call = usage_error("stream is not NULL; the CPU backend blocks and has no streams");
     if (auto given = check_times(times); call && !given) call = given.error();
-    if (!call) {
-      // The other ranks are waiting for this one: a call that the executor refuses tells them.
-      cpu::RankCall refused;
-      refused.num_tokens = -1;
-      const Result<void> told = cpu::run_rank(weights->cpu, *workspace->cpu, rank, refused, options, nullptr);
-      return !told && told.error().status == Status::kPoisoned ? told.error() : call.error();
-    }
     cpu::StageTimes stage_times;
-    if (auto ran = cpu::run_rank(weights->cpu, *workspace->cpu, rank, call.value(), options, &stage_times); !ran) return ran;
+    const auto ran = context.cuda != nullptr ? forward_rank_cuda(*weights, *workspace, rank, call, stream, stage_times)
+                                             : forward_rank_cpu(*weights, *workspace, rank, call, stream, stage_times);
+    if (!ran) return ran;
     write_times(stage_times, times);
     return {};
   });

@@ -64,22 +64,23 @@ struct Run {
   GatheredTokens tokens;
   BackendStages stages;
   cpu::StageTimes times;
+  std::vector<uint16_t> cpu_y;  // the CPU backend's output, if another one was asked for
 };
 
 Result<std::unique_ptr<monomoe_workspace>> workspace_for(const VerifyRequest& request, int64_t capacity) {
   monomoe_workspace_options options{};
   options.struct_size = sizeof(options);
   options.topk = request.topk;
-  options.hidden = request.weights.cpu.problem().hidden;
-  options.max_intermediate = request.weights.cpu.problem().intermediate;
-  options.max_experts = request.weights.cpu.placement().max_slots();
+  options.hidden = request.weights.problem.hidden;
+  options.max_intermediate = request.weights.problem.intermediate;
+  options.max_experts = request.weights.placement.max_slots();
   options.capacity = capacity;
   return make_workspace(request.context, options);
 }
 
-// Runs the backend on its own output memory and collects what it did.
-Result<Run> run_backend(const VerifyRequest& request) {
-  const Problem& problem = request.weights.cpu.problem();
+// Runs the CPU backend on output memory of its own and collects what it did.
+Result<Run> run_cpu(const VerifyRequest& request) {
+  const Problem& problem = request.weights.problem;
   std::vector<cpu::RankCall> calls;
   Run run;
   int64_t most = 0, total = 0;
@@ -100,12 +101,12 @@ Result<Run> run_backend(const VerifyRequest& request) {
     call.y = y;
     y += call.num_tokens * problem.hidden;
   }
-  if (auto ran = cpu::run_all(request.weights.cpu, *workspace.value()->cpu, calls, run_options(request.context), &run.times); !ran)
+  if (auto ran = cpu::run_all(*request.weights.cpu, *workspace.value()->cpu, calls, run_options(request.context), &run.times); !ran)
     return ran.error();
   for (const cpu::RankCall& call : calls) {
     if (auto gathered = gather_rank(call, problem.hidden, request.topk, run.tokens); !gathered) return gathered.error();
   }
-  run.stages = read_stages(request.weights.cpu, *workspace.value()->cpu, run.tokens.rows);
+  run.stages = read_stages(*request.weights.cpu, *workspace.value()->cpu, run.tokens.rows);
   GatheredTokens& t = run.tokens;
   t.input = {problem.hidden,
              problem.intermediate,
@@ -116,9 +117,44 @@ Result<Run> run_backend(const VerifyRequest& request) {
              t.scales,
              t.ids,
              t.weights,
-             request.weights.cpu.swiglu_limit()};
+             request.weights.swiglu_limit};
   return run;
 }
+
+// A GPU's intermediate values are not read back: with the CPU's output to the bit it stands on the CPU's stages. So the CPU backend runs the
+// same layer, and the report holds the GPU's output, time and difference.
+Result<Run> run_cuda(const VerifyRequest& request) {
+  monomoe_context twin;
+  twin.num_ranks = request.context.num_ranks;
+  twin.num_threads = request.context.num_threads;
+  twin.vector_bits = request.context.vector_bits;
+  twin.timeout_ms = request.context.timeout_ms;
+  const monomoe_weights& weights = request.weights;
+  const LayerSource source{weights.problem.hidden, weights.problem.intermediate, weights.problem.weights, request.experts,
+                           weights.swiglu_limit,   false};
+  auto packed = pack_weights(twin, source, weights.placement);
+  if (!packed) return packed.error();
+  auto ran = run_cpu({twin, *packed.value(), request.experts, request.topk, request.capacity, request.tokens, {}});
+  if (!ran) return ran.error();
+  Run run = ran.take();
+  run.cpu_y = run.tokens.y;
+  const int64_t most = run.tokens.rows.empty() ? 0 : *std::ranges::max_element(run.tokens.rows);
+  auto workspace = workspace_for(request, request.capacity == 0 ? most : request.capacity);
+  if (!workspace) return workspace.error();
+  std::vector<monomoe_tokens> tokens(request.tokens, request.tokens + request.context.num_ranks);
+  int64_t first = 0;
+  for (monomoe_tokens& one : tokens) {
+    one.struct_size = sizeof(one);
+    one.y = run.tokens.y.data() + first * weights.problem.hidden;
+    first += one.num_tokens;
+  }
+  std::ranges::fill(run.tokens.y, uint16_t{0xAAAA});
+  run.times = {};
+  if (auto done = forward_all(weights, *workspace.value(), tokens.data(), &run.times); !done) return done.error();
+  return run;
+}
+
+Result<Run> run_backend(const VerifyRequest& request) { return request.context.cuda != nullptr ? run_cuda(request) : run_cpu(request); }
 
 // Rows are routes (token and slot) or tokens (slot -1).
 Json element(const WorstElement& worst, int64_t topk) {
@@ -237,9 +273,16 @@ Result<std::string> verify_layer(const VerifyRequest& request) {
   if (!exact) return exact.error();
   const auto diverging = std::ranges::find_if(stages, [](const Json& stage) { return stage["outside_bound"] != 0; });
   const bool bits_hold = !bitwise.value()["checked"].get<bool>() || bitwise.value()["equal"].get<bool>();
+  const bool is_cuda = request.context.cuda != nullptr;
+  const BitDifference cpu_difference = is_cuda ? compare_bf16_bits(run.tokens.y, run.cpu_y, input.hidden) : BitDifference{};
   Json report;
   if (!request.case_line.empty()) report["case"] = request.case_line;
-  report["ok"] = diverging == stages.end() && bits_hold;
+  report["backend"] = is_cuda ? "cuda" : "cpu";
+  report["ok"] = diverging == stages.end() && bits_hold && cpu_difference.ok();
+  if (is_cuda) {
+    report["against_cpu"] = bitwise_part("output", cpu_difference);
+    report["stages_of"] = "cpu";  // all but the output
+  }
   report["stages"] = stages;
   report["first_diverging_stage"] = diverging == stages.end() ? Json(nullptr) : (*diverging)["stage"];
   report["cosine"] = output.cosine;

@@ -93,6 +93,30 @@ Result<std::vector<SourceExpert>> experts_from_abi(const monomoe_layer& layer) {
   return experts;
 }
 
+Result<void> pack_for_cpu(std::span<const SourceExpert> experts, monomoe_weights& weights) {
+  if (auto enough = check_memory(weights.problem); !enough) return enough;
+  auto made = cpu::CpuWeights::create(weights.problem, weights.placement, weights.swiglu_limit);
+  if (!made) return made.error();
+  weights.cpu.emplace(made.take());
+  return parallel_for(weights.problem.experts, weights.context->num_threads, [&](int64_t e) {
+    return pack_expert(experts[e], weights.problem, weights.cpu->expert_data(static_cast<int32_t>(e)));
+  });
+}
+
+// One expert's packed form is in host memory at a time, for each thread.
+Result<void> pack_and_upload(const SourceExpert& expert, int64_t index, monomoe_weights& weights) {
+  std::vector<uint8_t> packed(static_cast<size_t>(expert_layout(weights.problem).bytes));
+  if (auto done = pack_expert(expert, weights.problem, packed.data()); !done) return done;
+  return weights.cuda->upload(static_cast<int32_t>(index), packed.data());
+}
+
+Result<void> pack_for_cuda(std::span<const SourceExpert> experts, monomoe_weights& weights) {
+  auto made = weights.context->cuda->make_weights(weights.problem, weights.placement, weights.swiglu_limit);
+  if (!made) return made.error();
+  weights.cuda = made.take();
+  return parallel_for(weights.problem.experts, weights.context->num_threads, [&](int64_t e) { return pack_and_upload(experts[e], e, weights); });
+}
+
 }  // namespace
 
 Result<float> checked_limit(float swiglu_limit) {
@@ -127,14 +151,9 @@ Result<std::unique_ptr<monomoe_weights>> pack_weights(const monomoe_context& con
   if (!limit) return limit.error();
   const auto check_item = [&](int64_t e) { return check_and_scan(source.experts[e], problem, e, source.from_caller); };
   if (auto legal = parallel_for(problem.experts, context.num_threads, check_item); !legal) return legal.error();
-  if (auto enough = check_memory(problem); !enough) return enough.error();
-  auto packed = cpu::CpuWeights::create(problem, std::move(placement), limit.value());
+  auto weights = std::make_unique<monomoe_weights>(monomoe_weights{&context, problem, std::move(placement), limit.value(), {}, {}});
+  auto packed = context.cuda != nullptr ? pack_for_cuda(source.experts, *weights) : pack_for_cpu(source.experts, *weights);
   if (!packed) return packed.error();
-  std::unique_ptr<monomoe_weights> weights(new monomoe_weights{&context, packed.take()});
-  const auto pack_item = [&](int64_t e) {
-    return pack_expert(source.experts[e], problem, weights->cpu.expert_data(static_cast<int32_t>(e)));
-  };
-  if (auto done = parallel_for(problem.experts, context.num_threads, pack_item); !done) return done.error();
   return weights;
 }
 
@@ -168,23 +187,24 @@ monomoe_status monomoe_weights_replace_expert(monomoe_weights* weights, int32_t 
   return guarded([&]() -> Result<void> {
     if (auto given = require_pointer(weights, "weights"); !given) return given;
     if (auto given = require_pointer(source, "source"); !given) return given;
-    const Problem& problem = weights->cpu.problem();
+    const Problem& problem = weights->problem;
     if (expert < 0 || expert >= problem.experts)
       return usage_error(fmt::format("expert is {}, the layer has experts 0..{}", expert, problem.experts - 1));
     auto matrices = expert_from_abi(*source, expert);
     if (!matrices) return matrices.error();
     if (auto legal = check_and_scan(matrices.value(), problem, expert, true); !legal) return legal;
     // Packed aside first: whatever goes wrong, the old expert is whole.
-    const int64_t bytes = weights->cpu.layout().bytes;
+    if (weights->cuda != nullptr) return pack_and_upload(matrices.value(), expert, *weights);
+    const int64_t bytes = weights->cpu->layout().bytes;
     std::vector<uint8_t> packed(static_cast<size_t>(bytes));
     if (auto done = pack_expert(matrices.value(), problem, packed.data()); !done) return done;
-    std::memcpy(weights->cpu.expert_data(expert), packed.data(), packed.size());
+    std::memcpy(weights->cpu->expert_data(expert), packed.data(), packed.size());
     return {};
   });
 }
 
 int32_t monomoe_weights_max_local_experts(const monomoe_weights* weights) {
-  return weights == nullptr ? 0 : weights->cpu.placement().max_slots();
+  return weights == nullptr ? 0 : weights->placement.max_slots();
 }
 
 }  // extern "C"

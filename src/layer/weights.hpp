@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "base/result.hpp"
@@ -13,7 +14,11 @@
 
 struct monomoe_weights {
   const monomoe_context* context;
-  monomoe::cpu::CpuWeights cpu;
+  monomoe::Problem problem;  // of the layer: topk and capacity are the workspace's
+  monomoe::PlacementTable placement;
+  float swiglu_limit;  // +inf for none
+  std::optional<monomoe::cpu::CpuWeights> cpu;   // one of the two: the context's backend
+  std::unique_ptr<monomoe::cuda::Weights> cuda;
 };
 
 namespace monomoe::layer {

@@ -28,9 +28,27 @@ Result<std::unique_ptr<monomoe_workspace>> make_workspace(const monomoe_context&
     return usage_error(fmt::format("options->max_experts is {}, wanted 1..{}; monomoe_weights_max_local_experts gives it",
                                    options.max_experts, kMaxSlots));
   }
-  auto cpu = cpu::CpuWorkspace::create(problem, options.max_experts);
-  if (!cpu) return cpu.error();
-  return std::make_unique<monomoe_workspace>(monomoe_workspace{&context, cpu.take()});
+  auto workspace = std::make_unique<monomoe_workspace>(monomoe_workspace{&context, problem, options.max_experts, {}, {}, {}});
+  if (context.cuda == nullptr) {
+    auto cpu = cpu::CpuWorkspace::create(problem, options.max_experts);
+    if (!cpu) return cpu.error();
+    workspace->cpu = cpu.take();
+    return workspace;
+  }
+  auto cuda = context.cuda->make_workspace(problem, options.max_experts, context.timeout_ms);
+  if (!cuda) return cuda.error();
+  workspace->cuda = cuda.take();
+  workspace->meeting = std::make_unique<RankMeeting>(context.num_ranks, context.timeout_ms);
+  return workspace;
+}
+
+Result<void> check_condition(const monomoe_workspace& workspace) {
+  std::string cause = workspace.cpu != nullptr ? workspace.cpu->poison_cause(0) : std::string();
+  if (workspace.cuda != nullptr) {
+    if (auto fine = workspace.cuda->condition(); !fine) cause = fine.error().message;
+  }
+  if (cause.empty()) return {};
+  return Error{Status::kPoisoned, "an earlier call failed and left the workspace poisoned: " + cause + "; destroy it and create it anew"};
 }
 
 }  // namespace monomoe::layer
@@ -57,8 +75,16 @@ void monomoe_workspace_destroy(monomoe_workspace* workspace) { delete workspace;
 monomoe_status monomoe_workspace_poison(monomoe_workspace* workspace, uint8_t byte) {
   return guarded([&]() -> Result<void> {
     if (auto given = require_pointer(workspace, "workspace"); !given) return given;
+    if (workspace->cuda != nullptr) return workspace->cuda->fill(byte);
     workspace->cpu->poison_bytes(byte);
     return {};
+  });
+}
+
+monomoe_status monomoe_workspace_status(const monomoe_workspace* workspace) {
+  return guarded([&]() -> Result<void> {
+    if (auto given = require_pointer(workspace, "workspace"); !given) return given;
+    return check_condition(*workspace);
   });
 }
 

@@ -28,9 +28,11 @@ using WeightsHandle = std::unique_ptr<monomoe_weights, WeightsCloser>;
 using WorkspaceHandle = std::unique_ptr<monomoe_workspace, WorkspaceCloser>;
 
 monomoe_backend backend_named(const std::string& name);
+// The backend the suites run on: the environment's MONOMOE_CONTRACT_BACKEND, else cpu.
+std::string suite_backend();
 
 struct Setting {
-  std::string backend = "cpu";
+  std::string backend = suite_backend();
   int32_t threads = 2, vector_bits = 0;
   uint32_t timeout_ms = 0;
 };

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <stdexcept>
 
 #include "reference/compare.hpp"
@@ -31,6 +32,26 @@ void expect_ok(monomoe_status status) { EXPECT_EQ(status, MONOMOE_OK) << monomoe
 }  // namespace
 
 monomoe_backend backend_named(const std::string& name) { return name == "cuda" ? MONOMOE_BACKEND_CUDA : MONOMOE_BACKEND_CPU; }
+
+std::string suite_backend() {
+  const char* name = std::getenv("MONOMOE_CONTRACT_BACKEND");
+  return name == nullptr ? "cpu" : name;
+}
+
+namespace {
+
+// Skips every test, loudly, where the suite's backend cannot run.
+class SuiteBackend : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    monomoe_status status = MONOMOE_OK;
+    make_context(1, {}, &status);
+    if (status == MONOMOE_UNAVAILABLE) GTEST_SKIP() << "backend " << suite_backend() << " is not available here: " << monomoe_last_error();
+  }
+};
+const auto* const suite_environment = ::testing::AddGlobalTestEnvironment(new SuiteBackend);
+
+}  // namespace
 
 ContextHandle make_context(int32_t ranks, const Setting& setting, monomoe_status* status) {
   monomoe_context_options options{};

@@ -1,4 +1,4 @@
-// Every line of tests/cases/contract.txt on every backend, bit for bit against the contract's scalar code.
+// Every line of tests/cases/contract.txt on the suite's backend, bit for bit against the contract's scalar code.
 #include "contract/abi_layer.hpp"
 
 namespace monomoe::contract {
@@ -10,17 +10,7 @@ std::vector<ListedCase> listed_cases() {
   return cases ? cases.take() : std::vector<ListedCase>{};
 }
 
-class ContractCases : public ::testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override {
-    monomoe_status status = MONOMOE_OK;
-    make_context(1, {GetParam()}, &status);
-    if (status == MONOMOE_UNAVAILABLE) GTEST_SKIP() << "backend " << GetParam() << " is not available here: " << monomoe_last_error();
-    ASSERT_EQ(status, MONOMOE_OK) << monomoe_last_error();
-  }
-};
-
-TEST_P(ContractCases, EveryLineHasTheContractsBits) {
+TEST(ContractCases, EveryLineHasTheContractsBits) {
   const std::vector<ListedCase> cases = listed_cases();
   ASSERT_GE(cases.size(), 40u);
   for (const ListedCase& listed : cases) {
@@ -32,12 +22,9 @@ TEST_P(ContractCases, EveryLineHasTheContractsBits) {
     plan.rows = listed.parsed.rows;
     plan.capacity = listed.parsed.problem.capacity;
     plan.placement = &placement.value();
-    plan.setting.backend = GetParam();
     EXPECT_TRUE(same_bits(run_layer(layer, plan), layer.expected(), listed.parsed.problem.hidden));
   }
 }
-
-INSTANTIATE_TEST_SUITE_P(Backends, ContractCases, ::testing::Values("cpu", "cuda"), [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace monomoe::contract

@@ -120,8 +120,13 @@ TEST(Times, AreFilledAndPlausible) {
   times.struct_size = sizeof(times);
   ASSERT_EQ(monomoe_forward(session.weights.get(), session.workspace.get(), tokens.data(), &times), MONOMOE_OK) << monomoe_last_error();
   EXPECT_GT(times.wall, 0.0);
-  EXPECT_GT(times.gemm1, 0.0);
-  EXPECT_GT(times.gemm2, 0.0);
+  const double stages = times.dispatch + times.routes + times.gemm1 + times.gemm2 + times.combine;
+  if (suite_backend() == "cpu") {
+    EXPECT_GT(times.gemm1, 0.0);
+    EXPECT_GT(times.gemm2, 0.0);
+  } else {
+    EXPECT_EQ(stages, 0.0);  // a launch has no stages a host can time
+  }
   EXPECT_EQ(times.struct_size, sizeof(times));
 }
 

@@ -79,9 +79,8 @@ struct CaseRun {
   void prepare_gpu() {
     int64_t first = 0;
     for (int32_t r = 0; r < problem.ranks; ++r) {
-      std::vector<const uint8_t*> packed;
-      for (int64_t s = 0; s < weights->num_slots(r); ++s) packed.push_back(weights->slot_data(r, s));
-      rank_weights.push_back(must(cuda::RankWeights::make(problem, weights->placement(), r, packed)));
+      rank_weights.push_back(must(cuda::RankWeights::make(problem, weights->placement(), r)));
+      for (int32_t s = 0; s < rank_weights[r].num_slots(); ++s) must(rank_weights[r].upload(s, weights->slot_data(r, s)));
       workspaces.push_back(must(cuda::RankWorkspace::make(problem, weights->placement().max_slots())));
       const int64_t rows = c.rows[r];
       Device device;

@@ -1,0 +1,50 @@
+// The CUDA backend behind the face of backend.hpp.
+#include "cuda/backend.hpp"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include "cuda/devices.hpp"
+#include "cuda/layer_weights.hpp"
+#include "cuda/layer_workspace.hpp"
+#include "cuda/status.hpp"
+
+namespace monomoe::cuda {
+namespace {
+
+class HopperBackend final : public Backend {
+ public:
+  explicit HopperBackend(Topology topology) : topology_(std::move(topology)) {}
+
+  const std::string& description() const override { return topology_.description; }
+  Result<std::unique_ptr<Weights>> make_weights(const Problem& problem, const PlacementTable& placement, float swiglu_limit) override {
+    return LayerWeights::make(topology_, problem, placement, swiglu_limit);
+  }
+  Result<std::unique_ptr<Workspace>> make_workspace(const Problem& problem, int64_t max_slots, uint32_t timeout_ms) override {
+    return LayerWorkspace::make(topology_, problem, max_slots, timeout_ms);
+  }
+  Result<MemoryPlace> place(const void* pointer) const override {
+    cudaPointerAttributes attributes{};
+    if (auto read = check(cudaPointerGetAttributes(&attributes, pointer), "asking whose memory a pointer is"); !read) return read.error();
+    if (attributes.type == cudaMemoryTypeDevice) return MemoryPlace{attributes.device, false};
+    return MemoryPlace{-1, attributes.type == cudaMemoryTypeManaged};
+  }
+
+ private:
+  const Topology topology_;
+};
+
+}  // namespace
+
+bool is_built() { return true; }
+
+// Any driver of the runtime's major version runs what was built with it.
+int required_driver_version() { return CUDART_VERSION / 1000 * 1000; }
+
+Result<std::unique_ptr<Backend>> make_backend(int32_t ranks) {
+  auto topology = choose_topology(ranks);
+  if (!topology) return topology.error();
+  return std::unique_ptr<Backend>(std::make_unique<HopperBackend>(topology.take()));
+}
+
+}  // namespace monomoe::cuda

@@ -1,0 +1,77 @@
+// What the rest of the library sees of the CUDA backend: plain C++, so that a build without CUDA has the same face (absent.cpp).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/result.hpp"
+#include "plan/placement_table.hpp"
+#include "plan/problem.h"
+
+namespace monomoe::cuda {
+
+// One rank's tokens, checked by the caller. A pointer may be host memory (then it is staged) or memory of the rank's GPU.
+struct RankCall {
+  int64_t num_tokens = 0;
+  const void* x = nullptr;  // bf16, or e4m3 with x_scales
+  const float* x_scales = nullptr;
+  const void* topk_ids = nullptr;
+  bool wide_ids = false;
+  const float* topk_weights = nullptr;
+  uint16_t* y = nullptr;
+};
+
+// Where a pointer leads. gpu: the device's number, -1 for host memory; managed memory belongs to every GPU.
+struct MemoryPlace {
+  int gpu = -1;
+  bool managed = false;
+};
+
+// The packed experts of a layer on the GPUs of all ranks.
+class Weights {
+ public:
+  virtual ~Weights() = default;
+  // Into every copy of the expert; packed: expert_layout(problem).bytes. Any thread.
+  virtual Result<void> upload(int32_t expert, const uint8_t* packed) = 0;
+};
+
+// The memory of all ranks, and the calls on it.
+class Workspace {
+ public:
+  virtual ~Workspace() = default;
+  virtual int gpu(int32_t rank) const = 0;
+  // All ranks at once; returns when all have finished. weights[rank], calls[rank]; the layer fits the workspace. y that is host memory is
+  // written on success only. wall: seconds, may be null.
+  virtual Result<void> run(std::span<Weights* const> weights, std::span<const RankCall> calls, double* wall) = 0;
+  // One rank's launch on the caller's stream: no wait, no allocation; all pointers are memory of the rank's GPU.
+  virtual Result<void> enqueue(Weights& weights, int32_t rank, const RankCall& call, void* stream) = 0;
+  virtual bool is_capturing(int32_t rank, void* stream) const = 0;
+  // Nothing, or the failure that made the workspace useless: looked up in the records of the launches that have ended.
+  virtual Result<void> condition() const = 0;
+  // The workspace is useless from now on, because of this.
+  virtual void poison(Error cause) = 0;
+  // Fills every region but flags and counters.
+  virtual Result<void> fill(uint8_t byte) = 0;
+};
+
+// The GPUs of all ranks. Weights and workspaces must not outlive it.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  // "2 ranks on GPU 0 (NVIDIA H200), 66 thread blocks each".
+  virtual const std::string& description() const = 0;
+  virtual Result<std::unique_ptr<Weights>> make_weights(const Problem& problem, const PlacementTable& placement, float swiglu_limit) = 0;
+  // problem, max_slots: as for the CPU's workspace.
+  virtual Result<std::unique_ptr<Workspace>> make_workspace(const Problem& problem, int64_t max_slots, uint32_t timeout_ms) = 0;
+  virtual Result<MemoryPlace> place(const void* pointer) const = 0;
+};
+
+bool is_built();
+// The oldest CUDA version a driver must support, as cuDriverGetVersion counts (13000 = 13.0); 0 if not built.
+int required_driver_version();
+// Chooses the GPUs. kUnavailable, with what was found and what is wanted, if this machine cannot.
+Result<std::unique_ptr<Backend>> make_backend(int32_t ranks);
+
+}  // namespace monomoe::cuda

@@ -1,0 +1,206 @@
+// See layer_workspace.hpp.
+#include "cuda/layer_workspace.hpp"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <chrono>
+
+#include "cuda/fault_text.hpp"
+#include "cuda/launch.hpp"
+
+namespace monomoe::cuda {
+namespace {
+
+// Launches of several ranks wait for each other, so those of two calls must not mix on one GPU: a call waits for the one before.
+std::mutex& one_call_at_a_time() {
+  static std::mutex lock;
+  return lock;
+}
+
+bool is_host_memory(const void* pointer) {
+  cudaPointerAttributes attributes{};
+  const cudaError_t status = cudaPointerGetAttributes(&attributes, pointer);
+  if (status != cudaSuccess) (void)cudaGetLastError();
+  return status != cudaSuccess || attributes.type == cudaMemoryTypeUnregistered || attributes.type == cudaMemoryTypeHost;
+}
+
+Result<void> grow(DeviceBuffer& buffer, int64_t bytes, const char* what) {
+  if (buffer.bytes() >= bytes) return {};
+  buffer = DeviceBuffer();
+  auto made = DeviceBuffer::make(bytes, what);
+  if (!made) return made.error();
+  buffer = made.take();
+  return {};
+}
+
+// One input: pointer becomes GPU memory that holds the same.
+template <class T>
+Result<void> stage_input(DeviceBuffer& buffer, const T*& pointer, int64_t bytes, const char* what, cudaStream_t stream) {
+  if (bytes == 0 || !is_host_memory(pointer)) return {};
+  if (auto grown = grow(buffer, bytes, what); !grown) return grown;
+  auto copied = check(cudaMemcpyAsync(buffer.data(), pointer, bytes, cudaMemcpyHostToDevice, stream), std::string("copying ") + what);
+  pointer = reinterpret_cast<const T*>(buffer.data());
+  return copied;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Workspace>> LayerWorkspace::make(const Topology& topology, const Problem& problem, int64_t max_slots,
+                                                        uint32_t timeout_ms) {
+  std::unique_ptr<LayerWorkspace> workspace(new LayerWorkspace(topology, problem, max_slots, timeout_ms));
+  workspace->staging_.resize(problem.ranks);
+  for (int32_t rank = 0; rank < workspace->ranks(); ++rank) {
+    const CurrentGpu current(topology.gpu[rank]);
+    auto memory = RankWorkspace::make(problem, max_slots);
+    if (!memory) {
+      return Error{memory.error().status, fmt::format("rank {} on GPU {}: {}; lower the capacity or use more GPUs", rank, topology.gpu[rank],
+                                                      memory.error().message)};
+    }
+    workspace->memory_.push_back(memory.take());
+    cudaStream_t stream = nullptr;
+    if (auto made = check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream"); !made) return made.error();
+    workspace->streams_.emplace_back(stream);
+  }
+  return std::unique_ptr<Workspace>(std::move(workspace));
+}
+
+Result<RankCall> LayerWorkspace::stage(int32_t rank, const RankCall& call, int64_t hidden) {
+  RankCall staged = call;
+  if (call.num_tokens == 0) return staged;
+  const CurrentGpu current(topology_.gpu[rank]);
+  Staging& staging = staging_[rank];
+  const cudaStream_t stream = streams_[rank].get();
+  const int64_t tokens = call.num_tokens, routes = tokens * problem_.topk;
+  if (auto done = stage_input(staging.x, staged.x, tokens * hidden * (call.x_scales != nullptr ? 1 : 2), "x", stream); !done) return done.error();
+  const int64_t scale_bytes = call.x_scales != nullptr ? tokens * hidden / kBlockK * 4 : 0;
+  if (auto done = stage_input(staging.x_scales, staged.x_scales, scale_bytes, "x_scales", stream); !done) return done.error();
+  if (auto done = stage_input(staging.ids, staged.topk_ids, routes * (call.wide_ids ? 8 : 4), "topk_ids", stream); !done) return done.error();
+  if (auto done = stage_input(staging.weights, staged.topk_weights, routes * 4, "topk_weights", stream); !done) return done.error();
+  if (is_host_memory(call.y)) {
+    if (auto grown = grow(staging.y, tokens * hidden * 2, "y"); !grown) return grown.error();
+    staged.y = reinterpret_cast<uint16_t*>(staging.y.data());
+  }
+  return staged;
+}
+
+Params LayerWorkspace::params(const LayerWeights& weights, int32_t rank, const RankCall& call) const {
+  Params p{};
+  p.problem = weights.problem();
+  p.problem.topk = problem_.topk;
+  p.problem.ranks = problem_.ranks;
+  p.problem.capacity = problem_.capacity;
+  p.experts = expert_layout(weights.problem());
+  p.symmetric = symmetric_layout(problem_);
+  p.local = workspace_layout(problem_, max_slots_, kGpuTokenBlock);
+  p.self = rank;
+  p.num_slots = weights.rank(rank).num_slots();
+  for (int32_t peer = 0; peer < ranks(); ++peer) p.peers[peer] = memory_[peer].symmetric();
+  p.workspace = memory_[rank].local();
+  p.state = memory_[rank].state();
+  p.error = memory_[rank].error();
+  p.slot_data = weights.rank(rank).slot_data();
+  p.serving = weights.rank(rank).serving();
+  p.swiglu_limit = weights.swiglu_limit();
+  p.layer_tag = weights.tag();
+  p.timeout_ns = uint64_t{timeout_ms_} * 1'000'000;
+  p.num_tokens = call.num_tokens;
+  p.x = call.x;
+  p.x_scales = call.x_scales;
+  p.topk_ids = call.topk_ids;
+  p.wide_ids = call.wide_ids;
+  p.topk_weights = call.topk_weights;
+  p.y = call.y;
+  return p;
+}
+
+Result<void> LayerWorkspace::launch(const LayerWeights& weights, int32_t rank, const RankCall& staged, cudaStream_t stream) const {
+  const CurrentGpu current(topology_.gpu[rank]);
+  auto launched = launch_moe_kernel(params(weights, rank, staged), topology_.thread_blocks[rank], stream);
+  if (launched) return {};
+  return Error{launched.error().status, fmt::format("rank {} on GPU {}: {}", rank, topology_.gpu[rank], launched.error().message)};
+}
+
+// Waits for every rank, then looks at the records, then writes the outputs.
+Result<void> LayerWorkspace::finish(std::span<const RankCall> calls, std::span<const RankCall> staged, int64_t hidden) {
+  for (int32_t rank = 0; rank < ranks(); ++rank) {
+    const CurrentGpu current(topology_.gpu[rank]);
+    auto done = check(cudaStreamSynchronize(streams_[rank].get()), fmt::format("running rank {} on GPU {}", rank, topology_.gpu[rank]));
+    if (!done) poison(done.error());
+  }
+  if (auto fine = condition(); !fine) return fine;
+  for (int32_t rank = 0; rank < ranks(); ++rank) {
+    if (staged[rank].y == calls[rank].y || calls[rank].num_tokens == 0) continue;
+    const CurrentGpu current(topology_.gpu[rank]);
+    const int64_t bytes = calls[rank].num_tokens * hidden * 2;
+    if (auto copied = check(cudaMemcpy(calls[rank].y, staged[rank].y, bytes, cudaMemcpyDeviceToHost), "copying y"); !copied) return copied;
+  }
+  return {};
+}
+
+Result<void> LayerWorkspace::run(std::span<Weights* const> weights, std::span<const RankCall> calls, double* wall) {
+  const std::lock_guard lock(one_call_at_a_time());
+  const auto begin = std::chrono::steady_clock::now();
+  const auto layer = [&](int32_t rank) -> const LayerWeights& { return static_cast<const LayerWeights&>(*weights[rank]); };
+  const int64_t hidden = problem_.hidden;
+  // All of the staging before any launch: it may allocate, and that may wait for launches that wait for this rank.
+  std::vector<RankCall> staged;
+  for (int32_t rank = 0; rank < ranks(); ++rank) {
+    auto one = stage(rank, calls[rank], hidden);
+    if (!one) return one.error();
+    staged.push_back(one.take());
+  }
+  for (int32_t rank = 0; rank < ranks(); ++rank) {
+    if (auto launched = launch(layer(rank), rank, staged[rank], streams_[rank].get()); !launched) {
+      poison(launched.error());  // ranks that were launched wait for it, run into the timeout and leave
+      break;
+    }
+  }
+  if (auto done = finish(calls, staged, hidden); !done) return done;
+  if (wall != nullptr) *wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return {};
+}
+
+Result<void> LayerWorkspace::enqueue(Weights& weights, int32_t rank, const RankCall& call, void* stream) {
+  return launch(static_cast<const LayerWeights&>(weights), rank, call, static_cast<cudaStream_t>(stream));
+}
+
+bool LayerWorkspace::is_capturing(int32_t rank, void* stream) const {
+  const CurrentGpu current(topology_.gpu[rank]);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status) != cudaSuccess) (void)cudaGetLastError();
+  return status != cudaStreamCaptureStatusNone;
+}
+
+Result<void> LayerWorkspace::condition() const {
+  {
+    const std::lock_guard lock(cause_lock_);
+    if (cause_) return *cause_;
+  }
+  for (const RankWorkspace& memory : memory_) {
+    DeviceError* record = memory.error();
+    if (std::atomic_ref(record->code).load(std::memory_order_acquire) != 0) return fault_error(*record, problem_, timeout_ms_);
+  }
+  return {};
+}
+
+void LayerWorkspace::poison(Error cause) {
+  const std::lock_guard lock(cause_lock_);
+  if (!cause_) cause_ = std::move(cause);
+}
+
+Result<void> LayerWorkspace::fill(uint8_t byte) {
+  const SymmetricLayout symmetric = symmetric_layout(problem_);
+  const WorkspaceLayout local = workspace_layout(problem_, max_slots_, kGpuTokenBlock);
+  for (int32_t rank = 0; rank < ranks(); ++rank) {
+    const CurrentGpu current(topology_.gpu[rank]);
+    uint8_t* shared = memory_[rank].symmetric() + symmetric.route_ids;
+    uint8_t* own = memory_[rank].local() + local.own_scales;
+    if (auto done = check(cudaMemset(shared, byte, symmetric.bytes - symmetric.route_ids), "filling symmetric memory"); !done) return done;
+    if (auto done = check(cudaMemset(own, byte, local.bytes - local.own_scales), "filling the workspace"); !done) return done;
+    if (auto done = check(cudaDeviceSynchronize(), "filling the workspace"); !done) return done;
+  }
+  return {};
+}
+
+}  // namespace monomoe::cuda

@@ -1,0 +1,60 @@
+// The memory of all ranks on their GPUs, and the calls on it.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "cuda/backend.hpp"
+#include "cuda/devices.hpp"
+#include "cuda/layer_weights.hpp"
+#include "cuda/rank_memory.hpp"
+
+namespace monomoe::cuda {
+
+struct DestroyStream {
+  void operator()(CUstream_st* stream) const { cudaStreamDestroy(stream); }
+};
+using Stream = std::unique_ptr<CUstream_st, DestroyStream>;
+
+// Device copies of one rank's host inputs and its output; they grow as calls need.
+struct Staging {
+  DeviceBuffer x, x_scales, ids, weights, y;
+};
+
+class LayerWorkspace final : public Workspace {
+ public:
+  static Result<std::unique_ptr<Workspace>> make(const Topology& topology, const Problem& problem, int64_t max_slots, uint32_t timeout_ms);
+
+  int gpu(int32_t rank) const override { return topology_.gpu[rank]; }
+  Result<void> run(std::span<Weights* const> weights, std::span<const RankCall> calls, double* wall) override;
+  Result<void> enqueue(Weights& weights, int32_t rank, const RankCall& call, void* stream) override;
+  bool is_capturing(int32_t rank, void* stream) const override;
+  Result<void> condition() const override;
+  void poison(Error cause) override;
+  Result<void> fill(uint8_t byte) override;
+
+ private:
+  LayerWorkspace(const Topology& topology, const Problem& problem, int64_t max_slots, uint32_t timeout_ms)
+      : topology_(topology), problem_(problem), max_slots_(max_slots), timeout_ms_(timeout_ms) {}
+
+  // Copies what is host memory to the GPU; the result points to GPU memory only.
+  Result<RankCall> stage(int32_t rank, const RankCall& call, int64_t hidden);
+  Params params(const LayerWeights& weights, int32_t rank, const RankCall& call) const;
+  Result<void> launch(const LayerWeights& weights, int32_t rank, const RankCall& staged, cudaStream_t stream) const;
+  Result<void> finish(std::span<const RankCall> calls, std::span<const RankCall> staged, int64_t hidden);
+  int32_t ranks() const { return static_cast<int32_t>(problem_.ranks); }
+
+  const Topology& topology_;
+  Problem problem_;  // the largest layer's
+  int64_t max_slots_;
+  uint32_t timeout_ms_;
+  std::vector<RankWorkspace> memory_;
+  std::vector<Stream> streams_;
+  std::vector<Staging> staging_;
+  mutable std::mutex cause_lock_;
+  std::optional<Error> cause_;
+};
+
+}  // namespace monomoe::cuda

@@ -1,0 +1,124 @@
+// Calls on streams and in CUDA graphs: captured at the first call, replayed with other contents, several sizes on one workspace.
+#include <chrono>
+#include <thread>
+
+#include "cuda/device_call.hpp"
+#include "reference/random_layer.hpp"
+
+namespace monomoe::cuda_test {
+namespace {
+
+constexpr const char* kLine = "ranks=1 experts=6 topk=3 tokens=64 hidden=512 inter=192 w=nvfp4 seed=401 limit=3 dist=masked";
+constexpr const char* kFp8Line = "ranks=1 experts=6 topk=3 tokens=64 hidden=512 inter=192 w=fp8 seed=402";
+
+struct GraphCloser {
+  void operator()(cudaGraphExec_t graph) const { cudaGraphExecDestroy(graph); }
+};
+using Graph = std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, GraphCloser>;
+
+Graph capture(DeviceSession& session, int32_t rank, int64_t count) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  EXPECT_EQ(cudaStreamBeginCapture(session.streams[rank].get(), cudaStreamCaptureModeGlobal), cudaSuccess);
+  EXPECT_EQ(session.enqueue(rank, count), MONOMOE_OK) << monomoe_last_error();
+  EXPECT_EQ(cudaStreamEndCapture(session.streams[rank].get(), &graph), cudaSuccess);
+  EXPECT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  cudaGraphDestroy(graph);
+  return Graph(executable);
+}
+
+// The same experts, other tokens: x, ids and weights of another seed.
+AbiLayer with_tokens_of(const AbiLayer& layer, uint64_t seed) {
+  Case c = layer.c;
+  c.seed = seed;
+  AbiLayer other(layer.c);
+  const RandomLayer tokens = random_layer(c);
+  other.random.x = tokens.x;
+  other.random.ids = tokens.ids;
+  other.random.weights = tokens.weights;
+  return other;
+}
+
+class Graphs : public GpuTest {};
+
+TEST_F(Graphs, CapturedAtFirstUseAndReplayedWithOtherContents) {
+  for (const char* line : {kLine, kFp8Line}) {
+    const AbiLayer layer(line);
+    DeviceSession session(layer, 1, 64);
+    const Graph graph = capture(session, 0, 21);
+    for (const uint64_t seed : {11u, 12u, 13u}) {
+      const AbiLayer now = with_tokens_of(layer, seed);
+      session.tokens[0].write(now, 0, 64);
+      ASSERT_EQ(cudaGraphLaunch(graph.get(), session.streams[0].get()), cudaSuccess);
+      session.synchronise();
+      ASSERT_EQ(monomoe_workspace_status(session.workspace.get()), MONOMOE_OK) << monomoe_last_error();
+      EXPECT_TRUE(contract::same_bits(session.tokens[0].output(21), cpu_bits(now, 21), 512)) << line << " seed " << seed;
+    }
+  }
+}
+
+TEST_F(Graphs, SeveralSizesOnOneWorkspaceInAnyOrderAmongPlainCalls) {
+  const AbiLayer layer(kLine);
+  DeviceSession session(layer, 1, 64);
+  session.tokens[0].write(layer, 0, 64);
+  const std::vector<uint16_t> want = cpu_bits(layer, 64);
+  const Graph small = capture(session, 0, 5), large = capture(session, 0, 64);
+  for (const int step : {1, 0, 0, 2, 1, 2, 0, 1, 1, 0}) {
+    const int64_t count = step == 0 ? 5 : step == 1 ? 64 : 33;
+    session.tokens[0].write(layer, 0, 64);
+    if (step == 2) ASSERT_EQ(session.enqueue(0, 33), MONOMOE_OK) << monomoe_last_error();
+    else ASSERT_EQ(cudaGraphLaunch((step == 0 ? small : large).get(), session.streams[0].get()), cudaSuccess);
+    session.synchronise();
+    EXPECT_TRUE(contract::same_bits(session.tokens[0].output(count), rows(want, 0, count, 512), 512)) << count;
+  }
+  ASSERT_EQ(monomoe_workspace_status(session.workspace.get()), MONOMOE_OK) << monomoe_last_error();
+}
+
+TEST_F(Graphs, OneGraphForEachOfThreeRanks) {
+  const AbiLayer layer(kLine);
+  DeviceSession session(layer, 3, 30);
+  const std::vector<int64_t> counts = {30, 0, 17}, firsts = {0, 30, 30};
+  const std::vector<uint16_t> want = cpu_bits(layer, 47);
+  std::vector<Graph> graphs;
+  for (int rank = 0; rank < 3; ++rank) graphs.push_back(capture(session, rank, counts[rank]));
+  for (int round = 0; round < 5; ++round) {
+    for (int rank = 0; rank < 3; ++rank) session.tokens[rank].write(layer, firsts[rank], counts[rank]);
+    for (int rank = 0; rank < 3; ++rank) ASSERT_EQ(cudaGraphLaunch(graphs[rank].get(), session.streams[rank].get()), cudaSuccess);
+    session.synchronise();
+    ASSERT_EQ(monomoe_workspace_status(session.workspace.get()), MONOMOE_OK) << monomoe_last_error();
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_TRUE(contract::same_bits(session.tokens[rank].output(counts[rank]), rows(want, firsts[rank], counts[rank], 512), 512)) << rank;
+    }
+  }
+}
+
+// 2,000 calls of four ranks without a wait between them, of two layers and changing sizes, hosts delayed at random, one rank often idle.
+TEST_F(Graphs, TwoThousandCallsBackToBack) {
+  const AbiLayer layer(kLine), second("ranks=1 experts=9 topk=3 tokens=64 hidden=512 inter=96 w=mxfp4 seed=403");
+  DeviceSession session(layer, 4, 16);
+  const WeightsHandle other = second.weights(session.context);
+  const std::vector<uint16_t> want = cpu_bits(layer, 64);
+  for (int rank = 0; rank < 4; ++rank) session.tokens[rank].write(layer, rank * 16, 16);
+  const auto count = [](int call, int rank) { return static_cast<int64_t>(rank == 3 && call % 3 != 0 ? 0 : random_bits(7, call, rank) % 17); };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 4; ++rank) {
+    threads.emplace_back([&, rank] {
+      for (int call = 0; call < 2000; ++call) {
+        const monomoe_tokens tokens = session.tokens[rank].tokens(call == 1999 ? 16 : count(call, rank));
+        const monomoe_weights* weights = call % 2 == 0 ? other.get() : session.weights.get();
+        ASSERT_EQ(monomoe_forward_rank(weights, session.workspace.get(), rank, &tokens, session.streams[rank].get(), nullptr), MONOMOE_OK)
+            << monomoe_last_error();
+        if (random_bits(8, call, rank) % 50 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_bits(9, call, rank) % 500));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  session.synchronise();
+  ASSERT_EQ(monomoe_workspace_status(session.workspace.get()), MONOMOE_OK) << monomoe_last_error();
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_TRUE(contract::same_bits(session.tokens[rank].output(16), rows(want, rank * 16, 16, 512), 512)) << rank;
+  }
+}
+
+}  // namespace
+}  // namespace monomoe::cuda_test
