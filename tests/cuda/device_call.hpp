@@ -51,7 +51,7 @@ class DeviceTokens {
       : problem_(problem), x_(make(capacity * problem.hidden * 2)), ids_(make(capacity * problem.topk * 8)),
         weights_(make(capacity * problem.topk * 4)), y_(make(capacity * problem.hidden * 2)) {}
 
-  // Tokens [first, first + count) of the layer's case.
+  // Tokens [first, first + count) of the layer's case. Before any rank is enqueued: it waits for the whole GPU.
   void write(const AbiLayer& layer, int64_t first, int64_t count) {
     ok(cudaMemcpy(x_.data(), layer.random.x.data() + first * problem_.hidden, count * problem_.hidden * 2, cudaMemcpyHostToDevice));
     ok(cudaMemcpy(ids_.data(), layer.random.ids.data() + first * problem_.topk, count * problem_.topk * 8, cudaMemcpyHostToDevice));
