@@ -1,0 +1,154 @@
+"""Runs the programs of a build that need a GPU and writes what they found as one JSON; tools/gpu_check.sh builds them first.
+
+Exit codes: 0 everything passed, 1 something failed, 4 no usable GPU here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CASES = sorted((ROOT / "tests" / "cases").glob("*.txt"))
+MEMCHECK_TESTS = "Graphs.OneGraphForEachOfThreeRanks:Faults.TooMany*:Faults.Pointers*"
+BENCH = re.compile(r"^(\w+)\s+(\w+)\s+M=(\d+)\s+median\s+([\d.]+) us\s+min\s+([\d.]+) us", re.MULTILINE)
+GTEST = re.compile(r"\[\s+(OK|FAILED|SKIPPED)\s+\] ([\w/.]+) \((\d+) ms\)")
+CASE = re.compile(r"^(ok|FAILED) (.*) \((\d+) differ, ([\d.]+) us\)$", re.MULTILINE)
+
+
+def run(command: list[str], limit_s: int, **variables: str) -> tuple[int, str, float]:
+    """Exit status (124: out of time), output, seconds."""
+    begin = time.monotonic()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, env=os.environ | variables, check=False)
+        return done.returncode, done.stdout + done.stderr, time.monotonic() - begin
+    except subprocess.TimeoutExpired as late:
+        output = late.stdout or b""
+        return 124, output.decode(errors="replace") if isinstance(output, bytes) else output, time.monotonic() - begin
+
+
+def tail_if_failed(ok: bool, output: str) -> dict:
+    return {} if ok else {"output_tail": output[-4000:]}
+
+
+def googletest(program: Path, limit_s: int, arguments: list[str] | None = None, **variables: str) -> dict:
+    code, output, seconds = run([str(program), "--gtest_color=no", *(arguments or [])], limit_s, **variables)
+    tests = {name: {"result": result.lower(), "ms": int(ms)} for result, name, ms in GTEST.findall(output)}
+    ok = code == 0 and bool(tests) and all(test["result"] == "ok" for test in tests.values())
+    return {"ok": ok, "exit": code, "seconds": round(seconds, 2), "tests": tests} | tail_if_failed(ok, output)
+
+
+def kernel_check(program: Path) -> dict:
+    code, output, seconds = run([str(program), *map(str, CASES)], 300)
+    cases = [{"case": line, "differ": int(differ), "best_us": float(us)} for _, line, differ, us in CASE.findall(output)]
+    ok = code == 0 and bool(cases)
+    return {"ok": ok, "exit": code, "seconds": round(seconds, 2), "cases": cases} | tail_if_failed(ok, output)
+
+
+def verify_cases(program: Path) -> dict:
+    reports = {}
+    for file in CASES:
+        code, output, seconds = run([str(program), "verify", "--cases", str(file), "--backend", "cuda", "--json"], 300)
+        reports[file.name] = {"ok": code == 0, "exit": code, "seconds": round(seconds, 2)} | tail_if_failed(code == 0, output)
+    return {"ok": all(report["ok"] for report in reports.values()), "files": reports}
+
+
+def verify_examples(program: Path) -> dict:
+    """The trained example's layers, each against the CPU backend and float64."""
+    reports = {}
+    for model in sorted((ROOT / "examples").glob("tiny-moe-*/config.json")):
+        for tokens in sorted((ROOT / "examples" / "tiny-moe-capture").glob("layer*.safetensors")):
+            layer = tokens.stem.removeprefix("layer")
+            command = [str(program), "verify", str(model.parent), "--layer", layer, "--input", str(tokens), "--backend", "cuda", "--ranks", "4", "--json"]
+            code, output, seconds = run(command, 120)
+            reports[f"{model.parent.name} layer {layer}"] = {"ok": code == 0, "exit": code, "seconds": round(seconds, 2)} | tail_if_failed(code == 0, output)
+    return {"ok": bool(reports) and all(report["ok"] for report in reports.values()), "layers": reports}
+
+
+def memcheck(program: Path) -> dict:
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(tool).exists():
+        return {"ok": True, "skipped": "no compute-sanitizer on this machine"}
+    command = [tool, "--tool", "memcheck", "--error-exitcode", "9", str(program), f"--gtest_filter={MEMCHECK_TESTS}"]
+    code, output, seconds = run(command, 240)
+    if "Device not supported" in output:
+        return {"ok": True, "skipped": "compute-sanitizer does not support this device here"}
+    summary = re.findall(r"ERROR SUMMARY: (\d+) error", output)
+    ok = code == 0 and summary == ["0"]
+    return {"ok": ok, "exit": code, "errors": summary, "seconds": round(seconds, 2)} | tail_if_failed(ok, output)
+
+
+def bench(program: Path) -> dict:
+    code, output, seconds = run([str(program), "flash"], 120)
+    rows = [{"shape": shape, "format": kind, "tokens": int(tokens), "median_us": float(median), "min_us": float(least)}
+            for shape, kind, tokens, median, least in BENCH.findall(output)]
+    ok = code == 0 and bool(rows)
+    return {"ok": ok, "exit": code, "seconds": round(seconds, 2), "rows": rows} | tail_if_failed(ok, output)
+
+
+def machine() -> dict:
+    code, output, _ = run(["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,memory.total", "--format=csv,noheader"], 30)
+    gpus = [dict(zip(("name", "driver", "max_clock", "memory"), (f.strip() for f in line.split(",")))) for line in output.splitlines()] if code == 0 else []
+    return {"gpus": gpus, "host": os.uname().machine, "cores": os.cpu_count()}
+
+
+def commit() -> dict:
+    code, output, _ = run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], 10)
+    if code != 0:
+        return {"commit": os.environ.get("MONOMOE_COMMIT", "unknown"), "changed": None}
+    _, changed, _ = run(["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"], 10)
+    return {"commit": output.strip(), "changed": bool(changed.strip())}
+
+
+def find(build: Path, name: str) -> Path:
+    """A program of the build: where CMake puts it, or side by side."""
+    places = [build / name, build / "tests" / name, build / "tests" / "cuda" / name, build / "bench" / name]
+    for place in places:
+        if place.is_file():
+            return place.resolve()
+    sys.exit(f"gpu_check: {name} is in none of {', '.join(map(str, places))}; build it first")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    programs = {name: find(arguments.build, name) for name in ("monomoe", "contract", "cuda_calls", "kernel_check", "gpu_layer")}
+    code, output, _ = run([str(programs["monomoe"]), "doctor", "--json"], 60)
+    cuda = json.loads(output)["backends"]["cuda"] if code == 0 else {"available": False, "why_not": output}
+    if not cuda["available"]:
+        print(f"gpu_check: SKIPPED, {cuda['why_not']}")
+        return 4
+    steps = {
+        "contract": lambda: googletest(programs["contract"], 300, MONOMOE_CONTRACT_BACKEND="cuda"),
+        "calls": lambda: googletest(programs["cuda_calls"], 240),
+        "kernel_check": lambda: kernel_check(programs["kernel_check"]),
+        "verify_cases": lambda: verify_cases(programs["monomoe"]),
+        "verify_examples": lambda: verify_examples(programs["monomoe"]),
+        "memcheck": lambda: memcheck(programs["cuda_calls"]),
+        "bench": lambda: bench(programs["gpu_layer"]),
+    }
+    report = commit() | {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "machine": machine(),
+                         "driver_cuda": cuda["driver"]["version"], "steps": {}}
+    for name, step in steps.items():
+        report["steps"][name] = step()
+        result = report["steps"][name]
+        print(f"{name}: {'ok' if result['ok'] else 'FAILED'}{', skipped: ' + result['skipped'] if 'skipped' in result else ''}", flush=True)
+    report["ok"] = all(step["ok"] for step in report["steps"].values())
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"written: {arguments.output}")
+    return 0 if report["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
