@@ -148,6 +148,8 @@ class Workspace {
   }
   explicit Workspace(monomoe_workspace* raw) : handle_(raw) {}
   monomoe_workspace* get() const { return handle_.get(); }
+  // Whether an earlier call, also one on a stream, left it poisoned, and why.
+  Expected<Done> status() const { return detail::done(monomoe_workspace_status(get())); }
 
  private:
   detail::Handle<monomoe_workspace, monomoe_workspace_destroy> handle_;

@@ -6,9 +6,11 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "contract/abi_layer.hpp"
+#include "cuda/devices.hpp"
 #include "cuda/status.hpp"
 
 namespace monomoe::cuda_test {
@@ -31,28 +33,40 @@ class GpuTest : public ::testing::Test {
   }
 };
 
-// A stream that waits for no other.
+// The GPU the backend gives a rank: one each if there are enough, else the first (all GPUs of a test machine are Hopper GPUs).
+inline int gpu_of(int32_t rank, int32_t ranks) {
+  int count = 0;
+  ok(cudaGetDeviceCount(&count));
+  return count >= ranks ? rank : 0;
+}
+
+// A stream of a GPU that waits for no other.
 class TestStream {
  public:
-  TestStream() { cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking); }
-  ~TestStream() { cudaStreamDestroy(stream_); }
-  TestStream(const TestStream&) = delete;
-  TestStream& operator=(const TestStream&) = delete;
+  explicit TestStream(int gpu) {
+    const cuda::CurrentGpu current(gpu);
+    ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  }
+  TestStream(TestStream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}
+  ~TestStream() {
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
   cudaStream_t get() const { return stream_; }
 
  private:
   cudaStream_t stream_ = nullptr;
 };
 
-// One rank's tokens in GPU memory, with room for `capacity`.
+// One rank's tokens in memory of its GPU, with room for `capacity`.
 class DeviceTokens {
  public:
-  DeviceTokens(const Problem& problem, int64_t capacity)
-      : problem_(problem), x_(make(capacity * problem.hidden * 2)), ids_(make(capacity * problem.topk * 8)),
+  DeviceTokens(const Problem& problem, int64_t capacity, int gpu)
+      : problem_(problem), gpu_(gpu), x_(make(capacity * problem.hidden * 2)), ids_(make(capacity * problem.topk * 8)),
         weights_(make(capacity * problem.topk * 4)), y_(make(capacity * problem.hidden * 2)) {}
 
   // Tokens [first, first + count) of the layer's case. Before any rank is enqueued: it waits for the whole GPU.
   void write(const AbiLayer& layer, int64_t first, int64_t count) {
+    const cuda::CurrentGpu current(gpu_);
     ok(cudaMemcpy(x_.data(), layer.random.x.data() + first * problem_.hidden, count * problem_.hidden * 2, cudaMemcpyHostToDevice));
     ok(cudaMemcpy(ids_.data(), layer.random.ids.data() + first * problem_.topk, count * problem_.topk * 8, cudaMemcpyHostToDevice));
     ok(cudaMemcpy(weights_.data(), layer.random.weights.data() + first * problem_.topk, count * problem_.topk * 4, cudaMemcpyHostToDevice));
@@ -79,12 +93,14 @@ class DeviceTokens {
   void set_id(int64_t index, int64_t id) { ok(cudaMemcpy(ids_.data() + index * 8, &id, 8, cudaMemcpyHostToDevice)); }
 
  private:
-  static cuda::DeviceBuffer make(int64_t bytes) {
+  cuda::DeviceBuffer make(int64_t bytes) const {
+    const cuda::CurrentGpu current(gpu_);
     auto made = cuda::DeviceBuffer::make(bytes, "a test");
     EXPECT_TRUE(made.ok());
     return made.take();
   }
   Problem problem_;
+  int gpu_;
   cuda::DeviceBuffer x_, ids_, weights_, y_;
 };
 
@@ -92,8 +108,11 @@ class DeviceTokens {
 struct DeviceSession {
   DeviceSession(const AbiLayer& layer, int32_t ranks, int64_t capacity, uint32_t timeout_ms = 0)
       : context(contract::make_context(ranks, {"cuda", 2, 0, timeout_ms})), weights(layer.weights(context)),
-        workspace(layer.workspace(context, weights, capacity)), streams(ranks) {
-    for (int32_t rank = 0; rank < ranks; ++rank) tokens.emplace_back(layer.c.problem, capacity + 1);
+        workspace(layer.workspace(context, weights, capacity)) {
+    for (int32_t rank = 0; rank < ranks; ++rank) {
+      streams.emplace_back(gpu_of(rank, ranks));
+      tokens.emplace_back(layer.c.problem, capacity + 1, gpu_of(rank, ranks));
+    }
   }
   monomoe_status enqueue(int32_t rank, int64_t count) {
     const monomoe_tokens call = tokens[rank].tokens(count);

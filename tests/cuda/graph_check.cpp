@@ -19,6 +19,7 @@ using Graph = std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, GraphClose
 Graph capture(DeviceSession& session, int32_t rank, int64_t count) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
+  const cuda::CurrentGpu current(gpu_of(rank, static_cast<int32_t>(session.streams.size())));
   EXPECT_EQ(cudaStreamBeginCapture(session.streams[rank].get(), cudaStreamCaptureModeGlobal), cudaSuccess);
   EXPECT_EQ(session.enqueue(rank, count), MONOMOE_OK) << monomoe_last_error();
   EXPECT_EQ(cudaStreamEndCapture(session.streams[rank].get(), &graph), cudaSuccess);
