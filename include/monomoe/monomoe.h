@@ -147,7 +147,8 @@ typedef enum monomoe_dtype {
 
 // One rank's tokens. Pointers may be NULL where num_tokens is 0. They must be aligned to their element.
 // CUDA backend: each may be host memory, which is copied, or memory of the rank's GPU, which is used as it is, must be ready when the call is
-// made, and where x and y must be aligned to 16 bytes. Ids in GPU memory are checked by the launch: a bad one poisons the workspace.
+// made, and where x and y must be aligned to 16 bytes. Ids in GPU memory are checked by the launch: a bad one poisons the workspace. A call
+// that fails while it runs (timeout, such an id) may have written part of a y in GPU memory; a y in host memory stays as it was.
 typedef struct monomoe_tokens {
   uint32_t struct_size;
   monomoe_dtype x_dtype;      // BF16, or E4M3 for rows that are already quantised (then x_scales is needed)
