@@ -132,7 +132,7 @@ typedef struct monomoe_workspace monomoe_workspace;
 // One set of weights may be used with several workspaces and one workspace with several layers, one call at a time per workspace.
 MONOMOE_API monomoe_status monomoe_workspace_create(monomoe_context* context, const monomoe_workspace_options* options,
                                                     monomoe_workspace** workspace);
-MONOMOE_API void monomoe_workspace_destroy(monomoe_workspace* workspace);
+MONOMOE_API void monomoe_workspace_destroy(monomoe_workspace* workspace);  // waits for calls on streams
 MONOMOE_API int32_t monomoe_weights_max_local_experts(const monomoe_weights* weights);
 // Fills all regions that are not flags with a byte: results must not depend on it. For tests.
 MONOMOE_API monomoe_status monomoe_workspace_poison(monomoe_workspace* workspace, uint8_t byte);

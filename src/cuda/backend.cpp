@@ -25,7 +25,10 @@ class HopperBackend final : public Backend {
   }
   Result<MemoryPlace> place(const void* pointer) const override {
     cudaPointerAttributes attributes{};
-    if (auto read = check(cudaPointerGetAttributes(&attributes, pointer), "asking whose memory a pointer is"); !read) return read.error();
+    if (auto read = check(cudaPointerGetAttributes(&attributes, pointer), "asking whose memory a pointer is"); !read) {
+      (void)cudaGetLastError();
+      return read.error();
+    }
     if (attributes.type == cudaMemoryTypeDevice) return MemoryPlace{attributes.device, false};
     return MemoryPlace{-1, attributes.type == cudaMemoryTypeManaged};
   }

@@ -65,6 +65,13 @@ Result<std::unique_ptr<Workspace>> LayerWorkspace::make(const Topology& topology
   return std::unique_ptr<Workspace>(std::move(workspace));
 }
 
+LayerWorkspace::~LayerWorkspace() {
+  for (const int gpu : topology_.gpu) {
+    const CurrentGpu current(gpu);
+    cudaDeviceSynchronize();  // calls on streams may still use the memory
+  }
+}
+
 Result<RankCall> LayerWorkspace::stage(int32_t rank, const RankCall& call, int64_t hidden) {
   RankCall staged = call;
   if (call.num_tokens == 0) return staged;
@@ -116,6 +123,7 @@ Params LayerWorkspace::params(const LayerWeights& weights, int32_t rank, const R
 
 Result<void> LayerWorkspace::launch(const LayerWeights& weights, int32_t rank, const RankCall& staged, cudaStream_t stream) const {
   const CurrentGpu current(topology_.gpu[rank]);
+  (void)cudaGetLastError();  // of an earlier call, perhaps the caller's: not this launch's
   auto launched = launch_moe_kernel(params(weights, rank, staged), topology_.thread_blocks[rank], stream);
   if (launched) return {};
   return Error{launched.error().status, fmt::format("rank {} on GPU {}: {}", rank, topology_.gpu[rank], launched.error().message)};

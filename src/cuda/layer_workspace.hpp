@@ -26,6 +26,7 @@ struct Staging {
 class LayerWorkspace final : public Workspace {
  public:
   static Result<std::unique_ptr<Workspace>> make(const Topology& topology, const Problem& problem, int64_t max_slots, uint32_t timeout_ms);
+  ~LayerWorkspace() override;
 
   int gpu(int32_t rank) const override { return topology_.gpu[rank]; }
   Result<void> run(std::span<Weights* const> weights, std::span<const RankCall> calls, double* wall) override;

@@ -2,6 +2,15 @@
 #include "cuda/rank_memory.hpp"
 
 namespace monomoe::cuda {
+namespace {
+
+// Returns when the bytes are on the GPU. A plain copy from pageable memory may still be on its way, and launches on other streams do not wait.
+Result<void> copy_to_gpu(void* gpu, const void* host, int64_t bytes, const std::string& doing) {
+  if (auto copied = check(cudaMemcpyAsync(gpu, host, bytes, cudaMemcpyHostToDevice, cudaStreamPerThread), doing); !copied) return copied;
+  return check(cudaStreamSynchronize(cudaStreamPerThread), doing);
+}
+
+}  // namespace
 
 Result<RankWeights> RankWeights::make(const Problem& problem, const PlacementTable& placement, int32_t rank) {
   RankWeights weights;
@@ -24,7 +33,7 @@ Result<RankWeights> RankWeights::make(const Problem& problem, const PlacementTab
     auto made = DeviceBuffer::make(bytes, what);
     if (!made) return made.error();
     buffer = made.take();
-    return check(cudaMemcpy(buffer.data(), data, bytes, cudaMemcpyHostToDevice), std::string("copying ") + what);
+    return copy_to_gpu(buffer.data(), data, bytes, std::string("copying ") + what);
   };
   if (auto done = upload(weights.slots_, slots.data(), slots.size() * sizeof(slots[0]), "the expert table"); !done) return done.error();
   if (auto done = upload(weights.serving_, serving.data(), serving.size() * sizeof(serving[0]), "the placement table"); !done) return done.error();
@@ -32,7 +41,7 @@ Result<RankWeights> RankWeights::make(const Problem& problem, const PlacementTab
 }
 
 Result<void> RankWeights::upload(int32_t slot, const uint8_t* packed) const {
-  return check(cudaMemcpy(this->slot(slot), packed, expert_bytes_, cudaMemcpyHostToDevice), "copying a packed expert");
+  return copy_to_gpu(this->slot(slot), packed, expert_bytes_, "copying a packed expert");
 }
 
 Result<RankWorkspace> RankWorkspace::make(const Problem& problem, int64_t max_slots) {
