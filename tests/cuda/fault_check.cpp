@@ -33,7 +33,8 @@ TEST_F(Faults, ASilentRankIsNamedAndTheOthersEnd) {
     DeviceSession session(layer, 3, 12, 150);
     for (int rank = 0; rank < 3; ++rank) session.tokens[rank].write(layer, 4 * rank, 4);
     for (int rank = 0; rank < 3; ++rank) {
-      if (rank != silent) ASSERT_EQ(session.enqueue(rank, 4), MONOMOE_OK) << monomoe_last_error();
+      if (rank == silent) continue;
+      ASSERT_EQ(session.enqueue(rank, 4), MONOMOE_OK) << monomoe_last_error();
     }
     session.synchronise();
     expect_poisoned(session, "rank " + std::to_string(silent) + " did not arrive within 150 ms");
