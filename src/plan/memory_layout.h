@@ -61,6 +61,13 @@ struct Route {
   float weight;    // as given
 };
 
+// A token block as a list entry, so that whoever claims a GEMM task on a GPU needs one load.
+struct BlockInfo {
+  int64_t route_begin;
+  int32_t slot;
+  int32_t count;
+};
+
 struct WorkspaceLayout {
   int64_t flags;        // LocalFlags
   int64_t own_scales;   // f32 [capacity][hidden / 128]
@@ -68,6 +75,7 @@ struct WorkspaceLayout {
   int64_t expert_begin; // i64 [slots + 1] into routes
   int64_t block_begin;  // i64 [slots + 1] into the token blocks of all experts
   int64_t block_done;   // u32 [max_token_blocks]: GEMM1 tiles finished
+  int64_t blocks;       // BlockInfo [max_token_blocks], GPU only
   int64_t routes;       // Route [max_routes]
   int64_t mid_scales;   // f32 [max_routes][intermediate_blocks], route weight already multiplied in
   int64_t mid_codes;    // e4m3 [max_routes][padded_intermediate]
@@ -88,6 +96,7 @@ MONOMOE_HD constexpr WorkspaceLayout workspace_layout(const Problem& p, int64_t 
   layout.expert_begin = cursor.take((slots + 1) * 8);
   layout.block_begin = cursor.take((slots + 1) * 8);
   layout.block_done = cursor.take(max_token_blocks(p, slots, token_block) * 4);
+  layout.blocks = cursor.take(max_token_blocks(p, slots, token_block) * static_cast<int64_t>(sizeof(BlockInfo)));
   layout.routes = cursor.take(p.max_routes() * static_cast<int64_t>(sizeof(Route)));
   layout.mid_scales = cursor.take(p.max_routes() * p.intermediate_blocks() * 4);
   layout.mid_codes = cursor.take(p.max_routes() * p.padded_intermediate());

@@ -4,6 +4,7 @@
 #include "cuda/moe_kernel/roles/claim.cuh"
 #include "cuda/moe_kernel/roles/gather.cuh"
 #include "cuda/moe_kernel/roles/math.cuh"
+#include "cuda/moe_kernel/roles/weights.cuh"
 
 namespace monomoe::cuda {
 
@@ -16,7 +17,7 @@ __device__ __forceinline__ void init_shared_storage(SharedStorage<C>& smem) {
   }
   for (int i = 0; i < kQueueSlots; ++i) {
     ptx::mbarrier_init(ptx::smem_address(&smem.queue_full[i]), 1);
-    ptx::mbarrier_init(ptx::smem_address(&smem.queue_empty[i]), kGatherWarps + kMathWarps);
+    ptx::mbarrier_init(ptx::smem_address(&smem.queue_empty[i]), 1 + kGatherWarps + kMathWarps);
   }
   smem.table_key[0] = smem.table_key[1] = INT32_MIN;
   ptx::fence_mbarrier_init();
@@ -46,7 +47,8 @@ __global__ __launch_bounds__(kThreads, 1) void moe_kernel(const __grid_constant_
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kMoveRegisters>();
     if (threadIdx.x == 0) claim_role(params, smem, epoch, num_tokens);
-    else if (threadIdx.x >= 32) gather_role(params, smem, static_cast<int>(threadIdx.x) - 32);
+    else if (threadIdx.x == 32) weights_role(params, smem);
+    else if (threadIdx.x >= 64) gather_role(params, smem, static_cast<int>(threadIdx.x) - 64);
   } else {
     ptx::setmaxnreg_inc<kMathRegisters>();
     math_role(params, smem, epoch, num_tokens, warpgroup - 1, static_cast<int>(threadIdx.x % 128));

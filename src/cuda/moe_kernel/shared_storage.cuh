@@ -14,7 +14,7 @@ inline constexpr int kMathWarpgroups = 2;
 inline constexpr int kMathThreads = 128 * kMathWarpgroups;
 inline constexpr int kThreads = 128 + kMathThreads;
 inline constexpr int kMathWarps = kMathThreads / 32;
-inline constexpr int kGatherWarps = 3;  // warps 1..3 of the moving warpgroup; warp 0 claims tasks and streams weights
+inline constexpr int kGatherWarps = 2;  // warps 2, 3 of the moving warpgroup; warp 0 claims tasks, warp 1 streams weights
 inline constexpr int kMoveRegisters = 40;
 inline constexpr int kMathRegisters = 232;
 static_assert(kMoveRegisters * 128 + kMathRegisters * kMathThreads <= 65536, "the register file holds 65536 registers per thread block");
@@ -47,10 +47,8 @@ template <class C>
 struct alignas(1024) SharedStorage {
   uint8_t weights[C::kStages][C::kWeightBytes];      // [256 rows x 128 K] packed
   uint8_t tokens[C::kStages][kMaxTokens * kBlockK];  // [tokens x 128] e4m3, K permuted, 128B-swizzled
-  uint8_t staging[16384];                            // epilogue: codes [128 tokens x 128] or contributions [32 tokens x 256] bf16
+  alignas(1024) uint8_t staging[16 * 260 * 4];       // epilogue: sums [16 tokens x 260 words] or contributions [32 tokens x 256] bf16
   float scales[C::kStages][kMaxTokens];
-  uint32_t largest[kMaxTokens];                      // bits of the largest magnitude of a token's 128 channels
-  float inverse[kMaxTokens];
   const uint8_t* row_codes[kMaxTokens];              // gather: where each token's row begins
   const float* row_scales[kMaxTokens];
   uint2 tables[C::is_fp8 ? 1 : 2][C::is_fp8 ? 1 : 256];  // scale byte -> eight e4m3 magnitudes; gate and up

@@ -43,8 +43,8 @@ __device__ __forceinline__ uint32_t load_shared_4(uint32_t address) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
   return v;
 }
-__device__ __forceinline__ void store_shared_1(uint32_t address, uint32_t value) {
-  asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+__device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
 // Four 8x8 matrices of 16-bit elements, transposed: lane i gives the address of row i % 8 of matrix i / 8.
@@ -53,6 +53,19 @@ __device__ __forceinline__ void store_matrices_transposed(uint32_t address, uint
 }
 __device__ __forceinline__ void store_matrices_transposed(uint32_t address, uint32_t a, uint32_t b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}
+
+// Two fp32 -> two e4m3 codes, low first: nearest even, saturating, NaN 0x7F: e4m3_encode in one instruction.
+__device__ __forceinline__ uint32_t encode_e4m3_pair(float low, float high) {
+  uint16_t codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+  return codes;
+}
+// Two fp32 -> two bf16, low first: nearest even, NaN 0x7FFF: bf16_encode in one instruction.
+__device__ __forceinline__ uint32_t encode_bf16_pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
 }
 
 __device__ __forceinline__ uint32_t byte_permute(uint32_t a, uint32_t b, uint32_t selector) {

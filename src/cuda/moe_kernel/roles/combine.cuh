@@ -6,7 +6,8 @@
 
 namespace monomoe::cuda {
 
-__device__ __forceinline__ void combine_token(const Params& params, int64_t token, int lane) {
+// Channels [256 * part, ...) in steps of 256 * parts.
+__device__ __forceinline__ bool combine_token(const Params& params, int64_t token, int part, int parts, int lane) {
   const Problem& p = params.problem;
   const uint8_t* own = params.peers[params.self];
   const auto* ids = reinterpret_cast<const int32_t*>(own + params.symmetric.route_ids) + (params.self * p.capacity + token) * p.topk;
@@ -16,9 +17,9 @@ __device__ __forceinline__ void combine_token(const Params& params, int64_t toke
   const bool here = await_at_least(
       params, [&] { return uint64_t{ptx::load_acquire_system(arrivals)}; }, pieces, TaskKind::kCombine, WaitFlag::kArrivals,
       static_cast<uint64_t>(params.self), static_cast<uint64_t>(token));
-  if (!__all_sync(0xFFFFFFFFu, here)) return;
+  if (!__all_sync(0xFFFFFFFFu, here)) return false;
   const auto* rows = reinterpret_cast<const uint16_t*>(own + params.symmetric.contributions) + token * p.topk * p.hidden;
-  for (int64_t channel = lane * 8; channel < p.hidden; channel += 256) {
+  for (int64_t channel = part * 256 + lane * 8; channel < p.hidden; channel += parts * 256) {
     float sum[8] = {};
     for (uint32_t left = live; left != 0; left &= left - 1) {
       const int slot = __ffs(left) - 1;
@@ -27,17 +28,22 @@ __device__ __forceinline__ void combine_token(const Params& params, int64_t toke
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum[i] = add_rn(sum[i], bf16_decode(static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2)))));
     }
-    const uint4 out = make_uint4(bf16_pair(sum[0], sum[1]), bf16_pair(sum[2], sum[3]), bf16_pair(sum[4], sum[5]), bf16_pair(sum[6], sum[7]));
+    const uint4 out = make_uint4(ptx::encode_bf16_pair(sum[0], sum[1]), ptx::encode_bf16_pair(sum[2], sum[3]), ptx::encode_bf16_pair(sum[4], sum[5]), ptx::encode_bf16_pair(sum[6], sum[7]));
     *reinterpret_cast<uint4*>(params.y + token * p.hidden + channel) = out;
   }
-  __syncwarp();
-  // Safe: whoever adds next waits for this rank's next arrival first, and that is published after this call.
-  if (lane == 0) *arrivals = 0;
+  return true;
 }
 
 __device__ __forceinline__ void combine_task(const Params& params, int64_t chunk, int64_t num_tokens, int math_thread) {
-  const int64_t token = chunk * kGpuTokenChunk + math_thread / 32;
-  if (token < num_tokens) combine_token(params, token, math_thread % 32);
+  const int lane = math_thread % 32, warp = math_thread / 32;
+  const bool alone = token_chunk(num_tokens) == 1;
+  const int64_t token = alone ? chunk : chunk * kMathWarps + warp;
+  const bool done = token < num_tokens && combine_token(params, token, alone ? warp : 0, alone ? kMathWarps : 1, lane);
+  if (alone) math_barrier();  // every warp has seen the counter
+  else __syncwarp();
+  // Safe: whoever adds next waits for this rank's next arrival first, and that is published after this call.
+  auto* arrivals = reinterpret_cast<uint32_t*>(params.peers[params.self] + params.symmetric.arrivals);
+  if (done && lane == 0 && (!alone || warp == 0)) arrivals[token] = 0;
 }
 
 }  // namespace monomoe::cuda

@@ -56,30 +56,13 @@ __device__ __forceinline__ uint64_t send_routes(const Params& params, int64_t to
   return static_cast<uint64_t>(__reduce_or_sync(0xFFFFFFFFu, high)) << 32 | __reduce_or_sync(0xFFFFFFFFu, low);
 }
 
-// Eight neighbouring channels a lane, 256 a warp. Returns this lane's codes (k 0..3 and 4..7 of its eight) and the group's scale.
-__device__ __forceinline__ void quantise_eight(const Params& params, int64_t token, int64_t channel, bool live, uint32_t (&words)[2], float& scale) {
-  float x[8] = {};
-  uint32_t largest = 0;
-  if (live) {
-    const uint4 v = __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(params.x) + token * params.problem.hidden + channel));
-    const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
+// Eight neighbouring channels a lane, 256 a warp.
+__device__ __forceinline__ void load_eight(const Params& params, int64_t token, int64_t channel, bool live, float (&x)[8]) {
+  uint4 v = make_uint4(0, 0, 0, 0);
+  if (live) v = __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(params.x) + token * params.problem.hidden + channel));
+  const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      x[i] = bf16_decode(static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2))));
-      largest = max(largest, magnitude_bits(x[i]));
-    }
-  }
-#pragma unroll
-  for (int mask = 1; mask <= 8; mask *= 2) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, mask));
-  const bool finite = largest < kFp32InfinityBits;
-  const ActivationScale s = activation_scale(bits_float(largest), finite);
-  scale = s.scale;
-  words[0] = words[1] = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const uint32_t code = finite ? e4m3_encode(mul_rn(x[i], s.inverse)) : 0u;
-    words[i / 4] |= code << (8 * (i % 4));
-  }
+  for (int i = 0; i < 8; ++i) x[i] = bf16_decode(static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2))));
 }
 
 __device__ __forceinline__ void given_eight(const Params& params, int64_t token, int64_t channel, bool live, uint32_t (&words)[2], float& scale) {
@@ -92,29 +75,22 @@ __device__ __forceinline__ void given_eight(const Params& params, int64_t token,
   scale = __ldg(params.x_scales + token * params.problem.hidden_blocks() + channel / kBlockK);
 }
 
-// Lane q of a group of 16 holds logical channels 8q.. = 32t + 8i (t = q / 4, i = q % 4): word h belongs at byte 32i + 16h + 4t. Lanes 0..7 of
-// the group collect 16-byte chunk 2i + h = lane from four lanes.
-__device__ __forceinline__ uint4 physical_chunk(const uint32_t (&words)[2], int lane) {
-  const int chunk = lane % 8, group = lane & 16, i = chunk / 2, h = chunk % 2;
-  uint32_t part[4];
-#pragma unroll
-  for (int t = 0; t < 4; ++t) {
-    const uint32_t first = __shfl_sync(0xFFFFFFFFu, words[0], group + 4 * t + i);
-    const uint32_t second = __shfl_sync(0xFFFFFFFFu, words[1], group + 4 * t + i);
-    part[t] = h == 0 ? first : second;
-  }
-  return make_uint4(part[0], part[1], part[2], part[3]);
-}
-
-__device__ __forceinline__ void send_row(const Params& params, int64_t token, uint64_t serving, int lane) {
+// Channels [256 * part, ...) in steps of 256 * parts.
+__device__ __forceinline__ void send_row(const Params& params, int64_t token, uint64_t serving, int part, int parts, int lane) {
   const Problem& p = params.problem;
-  for (int64_t base = 0; base < p.hidden; base += 256) {
+#pragma unroll 4
+  for (int64_t base = part * 256; base < p.hidden; base += parts * 256) {
     const int64_t channel = base + lane * 8;
     const bool live = channel < p.hidden;
     uint32_t words[2];
     float scale;
-    if (params.x_scales != nullptr) given_eight(params, token, channel, live, words, scale);
-    else quantise_eight(params, token, channel, live, words, scale);
+    if (params.x_scales != nullptr) {
+      given_eight(params, token, channel, live, words, scale);
+    } else {
+      float x[8];
+      load_eight(params, token, channel, live, x);
+      quantise_eight(x, words, scale);
+    }
     const uint4 chunk = physical_chunk(words, lane);
     const int64_t group = base / kBlockK + lane / 16;
     if (!live) continue;
@@ -131,18 +107,19 @@ __device__ __forceinline__ void send_row(const Params& params, int64_t token, ui
 }
 
 __device__ __forceinline__ void dispatch_task(const Params& params, int64_t chunk, uint64_t epoch, int64_t num_tokens, int math_thread) {
-  const int lane = math_thread % 32;
-  const int64_t token = chunk * kGpuTokenChunk + math_thread / 32;
+  const int lane = math_thread % 32, warp = math_thread / 32;
+  const bool alone = token_chunk(num_tokens) == 1;  // one token for all warps
+  const int64_t token = alone ? chunk : chunk * kMathWarps + warp;
   await_drained(params, epoch, lane);
   if (token < num_tokens) {
-    const uint64_t serving = send_routes(params, token, lane);
-    if (serving != 0) send_row(params, token, serving, lane);
+    const uint64_t serving = send_routes(params, token, lane);  // if alone, every warp writes the same
+    if (serving != 0) send_row(params, token, serving, alone ? warp : 0, alone ? kMathWarps : 1, lane);
   }
   math_barrier();
   if (math_thread != 0) return;
   __threadfence_system();
   const uint64_t done = ptx::fetch_add_acq_rel_gpu(&params.state->dispatch_done, 1) + 1;
-  if (done == static_cast<uint64_t>(ceil_div(num_tokens, kGpuTokenChunk))) publish_arrived(params, epoch, num_tokens);
+  if (done == static_cast<uint64_t>(ceil_div(num_tokens, token_chunk(num_tokens)))) publish_arrived(params, epoch, num_tokens);
 }
 
 }  // namespace monomoe::cuda

@@ -3,8 +3,7 @@
 #pragma once
 
 #include "cuda/moe_kernel/roles/gemm.cuh"
-#include "numerics/activation_quant.h"
-#include "numerics/bf16.h"
+#include "cuda/moe_kernel/roles/quantise.cuh"
 #include "numerics/swiglu.h"
 #include "numerics/tensor_core.h"
 
@@ -12,21 +11,31 @@ namespace monomoe::cuda {
 
 __device__ __forceinline__ void math_barrier() { ptx::named_barrier_sync(kMathBarrier, kMathThreads); }
 
-// Rows g are gate and rows g + 8 up of one channel, so SwiGLU needs no exchange. h replaces the gate's sum.
-template <int kTokens, int kChunks>
-__device__ __forceinline__ void apply_swiglu(const BlockTask& task, float limit, Sums<kTokens, kChunks>& sums) {
+// GEMM1's sums pass through the staging sixteen tokens at a time, [token][256 rows] fp32, so that what follows is a short loop for any number of
+// tokens. Sixteen threads then have a token, each the gate and up rows of 8 neighbouring channels. 260 words a token and the exchanged
+// 16-byte pieces keep both accesses free of bank conflicts.
+inline constexpr int kPassTokens = 16;
+inline constexpr int kTokenWords = kTileRows + 4;
+
+// Word of packed row 64 * block + 16 * warp + 8 * is_up + g; the low two bits of its 16-byte piece are exchanged by warp.
+__device__ __forceinline__ int staged_word(int token, int block, int warp, int is_up, int g) {
+  const int piece = 4 * (4 * block + warp) + ((2 * is_up + g / 4) ^ warp);
+  return token * kTokenWords + piece * 4 + g % 4;
+}
+
+// Eight channels of a token: gate rows 16p .. 16p + 7 and up rows after them.
+__device__ __forceinline__ void swiglu_eight(const float* staged, int p, float limit, float (&h)[8]) {
+  float rows[16];
 #pragma unroll
-  for (int m = 0; m < kRowBlocks; ++m) {
-#pragma unroll
-    for (int ch = 0; ch < kChunks; ++ch) {
-#pragma unroll
-      for (int j = 0; j < kTokens / 8; ++j) {
-        float* s = sums.value[m][ch] + 4 * j;
-#pragma unroll
-        for (int e = 0; e < 2; ++e) s[e] = swiglu(mul_rn(s[e], task.multiplier[0]), mul_rn(s[2 + e], task.multiplier[1]), limit);
-      }
-    }
+  for (int i = 0; i < 4; ++i) {
+    const float4 v = *reinterpret_cast<const float4*>(staged + (4 * p + (i ^ (p % 4))) * 4);
+    rows[4 * i] = v.x;
+    rows[4 * i + 1] = v.y;
+    rows[4 * i + 2] = v.z;
+    rows[4 * i + 3] = v.w;
   }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) h[i] = swiglu(rows[i], rows[8 + i], limit);
 }
 
 // This rank has read every row its peers sent in this call: they may send the next.
@@ -34,68 +43,51 @@ __device__ __forceinline__ void publish_drained(const Params& params, uint64_t e
   for (int src = 0; src < params.problem.ranks; ++src) ptx::store_release_system(&symmetric_flags(params, src)->drained[params.self], epoch);
 }
 
+// One pass: tokens [first, first + 16) of the block are staged; quantise them into the workspace.
+__device__ __forceinline__ void store_pass(const Params& params, const BlockTask& task, const float* staged, int first, int math_thread) {
+  const Problem& p = params.problem;
+  const int token = math_thread / 16, part = math_thread % 16, lane = math_thread % 32;
+  float h[8];
+  swiglu_eight(staged + token * kTokenWords, part, params.swiglu_limit, h);
+  uint32_t words[2];
+  float scale;
+  quantise_eight(h, words, scale);
+  const uint4 chunk = physical_chunk(words, lane);
+  if (first + token >= task.count) return;
+  const int64_t route = task.route_begin + first + token;
+  uint8_t* codes = params.workspace + params.local.mid_codes + route * p.padded_intermediate() + task.tile * kBlockK;
+  if (part < 8) *reinterpret_cast<uint4*>(codes + part * 16) = chunk;
+  if (part != 8) return;
+  const auto* routes = reinterpret_cast<const Route*>(params.workspace + params.local.routes);
+  auto* scales = reinterpret_cast<float*>(params.workspace + params.local.mid_scales);
+  scales[route * p.intermediate_blocks() + task.tile] = route_scale(scale, __ldcg(&routes[route].weight));
+}
+
 template <class C, int kTokens, int kChunks>
 __device__ __forceinline__ void gemm1_epilogue(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRing<C>& ring,
                                                Sums<kTokens, kChunks>& sums, uint64_t epoch, int warpgroup, int thread) {
   const int lane = thread % 32, g = lane / 4, t = lane % 4, warp = thread / 32;
   const int math_thread = warpgroup * 128 + thread;
-  apply_swiglu(task, params.swiglu_limit, sums);
-  if (math_thread < kMaxTokens) smem.largest[math_thread] = 0;
-  math_barrier();
-  ring.release(smem, lane);
+  auto* staged = reinterpret_cast<float*>(smem.staging);
+  constexpr int kGroups = kTokens * kChunks / 8;  // of 8 tokens
 #pragma unroll
-  for (int ch = 0; ch < kChunks; ++ch) {
+  for (int group = 0; group < kGroups; group += 2) {
+    math_barrier();  // the staging has been read
+    if (group == 0) ring.release(smem, lane);
 #pragma unroll
-    for (int j = 0; j < kTokens / 8; ++j) {
+    for (int half = 0; half < 2 && group + half < kGroups; ++half) {
+      const int ch = (group + half) * 8 / kTokens, j = (group + half) % (kTokens / 8);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const uint32_t a = magnitude_bits(sums.value[0][ch][4 * j + e]), b = magnitude_bits(sums.value[1][ch][4 * j + e]);
-        uint32_t largest = a > b ? a : b;
+      for (int m = 0; m < kRowBlocks; ++m) {
 #pragma unroll
-        for (int mask = 4; mask <= 16; mask *= 2) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, mask));
-        if (g == 0) atomicMax(&smem.largest[ch * kTokens + 8 * j + 2 * t + e], largest);
-      }
-    }
-  }
-  math_barrier();
-  const Problem& p = params.problem;
-  if (math_thread < task.count) {
-    const uint32_t bits = smem.largest[math_thread];
-    const bool finite = bits < kFp32InfinityBits;
-    const ActivationScale scale = activation_scale(bits_float(bits), finite);
-    smem.inverse[math_thread] = finite ? scale.inverse : fp32_nan();  // NaN: all codes 0
-    const int64_t route = task.route_begin + math_thread;
-    const auto* routes = reinterpret_cast<const Route*>(params.workspace + params.local.routes);
-    const float weight = __ldcg(&routes[route].weight);
-    auto* scales = reinterpret_cast<float*>(params.workspace + params.local.mid_scales);
-    scales[route * p.intermediate_blocks() + task.tile] = route_scale(scale.scale, weight);
-  }
-  math_barrier();
-  const uint32_t staging = ptx::smem_address(smem.staging);
-#pragma unroll
-  for (int ch = 0; ch < kChunks; ++ch) {
-#pragma unroll
-    for (int j = 0; j < kTokens / 8; ++j) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int token = ch * kTokens + 8 * j + 2 * t + e;
-        const float inverse = smem.inverse[token];
-#pragma unroll
-        for (int m = 0; m < kRowBlocks; ++m) {
-          // Channel 32 * (2 * warpgroup + m) + 8 * warp + g in physical order.
-          const int physical = 32 * warp + 16 * (g / 4) + 4 * (2 * warpgroup + m) + g % 4;
-          const uint32_t code = is_nan(inverse) ? 0u : e4m3_encode(mul_rn(sums.value[m][ch][4 * j + e], inverse));
-          ptx::store_shared_1(staging + token * 128 + physical, code);
+        for (int r = 0; r < 4; ++r) {  // r / 2: gate or up; r % 2: token
+          const float sum = mul_rn(sums.value[m][ch][4 * j + r], task.multiplier[r / 2]);
+          staged[staged_word(half * 8 + 2 * t + r % 2, 2 * warpgroup + m, warp, r / 2, g)] = sum;
         }
       }
     }
-  }
-  math_barrier();
-  uint8_t* codes = params.workspace + params.local.mid_codes + task.route_begin * p.padded_intermediate() + task.tile * kBlockK;
-  for (int piece = math_thread; piece < task.count * 8; piece += kMathThreads) {
-    const int token = piece / 8, chunk = piece % 8;
-    const uint4 v = *reinterpret_cast<const uint4*>(smem.staging + token * 128 + chunk * 16);
-    *reinterpret_cast<uint4*>(codes + token * p.padded_intermediate() + chunk * 16) = v;
+    math_barrier();
+    if (group * 8 < task.count) store_pass(params, task, staged, group * 8, math_thread);
   }
   math_barrier();
   if (math_thread == 0) {
@@ -103,7 +95,7 @@ __device__ __forceinline__ void gemm1_epilogue(const Params& params, SharedStora
     __threadfence();
     ptx::add_release_gpu(done, 1);
     const auto* block_begin = reinterpret_cast<const int64_t*>(params.workspace + params.local.block_begin);
-    const int64_t tasks = __ldcg(block_begin + params.num_slots) * p.intermediate_blocks();
+    const int64_t tasks = __ldcg(block_begin + params.num_slots) * params.problem.intermediate_blocks();
     const uint64_t finished = ptx::fetch_add_acq_rel_gpu(&params.state->gemm1_done, 1) + 1;
     if (finished == static_cast<uint64_t>(tasks)) publish_drained(params, epoch);
   }
@@ -111,14 +103,10 @@ __device__ __forceinline__ void gemm1_epilogue(const Params& params, SharedStora
 
 inline constexpr int kStagedTokens = 32;  // contributions [32 tokens x 256 rows] bf16 fill the staging
 
-__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
-  return static_cast<uint32_t>(bf16_encode(low)) | static_cast<uint32_t>(bf16_encode(high)) << 16;
-}
-
 // Tokens [begin, begin + 8) of this thread's rows into the staging, transposed to [token][row]; 16-byte chunks swizzled by token.
 __device__ __forceinline__ void stage_eight_tokens(uint32_t staging, int token, int row, const float (&s)[4], float multiplier, int lane) {
-  const uint32_t first = bf16_pair(mul_rn(s[0], multiplier), mul_rn(s[1], multiplier));
-  const uint32_t second = bf16_pair(mul_rn(s[2], multiplier), mul_rn(s[3], multiplier));
+  const uint32_t first = ptx::encode_bf16_pair(mul_rn(s[0], multiplier), mul_rn(s[1], multiplier));
+  const uint32_t second = ptx::encode_bf16_pair(mul_rn(s[2], multiplier), mul_rn(s[3], multiplier));
   const int local = token + lane % 8, chunk = row / 8 + (lane / 8) % 2;
   ptx::store_matrices_transposed(staging + local * 512 + ((chunk ^ (local & 7)) << 4), first, second);
 }

@@ -1,4 +1,4 @@
-// Role: gather - three warps of the moving warpgroup.
+// Role: gather - two warps of the moving warpgroup (2, 3).
 // Waits on:  queue_full (claim), block_done[block] (GEMM1 of other thread blocks, gpu scope), empty[stage] (math)
 // Signals:   full[stage] (one arrival per thread, when its copies have landed), queue_empty
 // Reads:     token rows or the intermediate    Writes: smem.tokens, smem.scales
@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/moe_kernel/roles/claim.cuh"
+#include "cuda/ptx/copy.cuh"
 
 namespace monomoe::cuda {
 
@@ -69,7 +70,7 @@ __device__ __forceinline__ void gather_role(const Params& params, SharedStorage<
     queue.advance();
     const auto kind = static_cast<TaskKind>(task.kind);
     if (kind == TaskKind::kNone) return;
-    if (kind != TaskKind::kGemm1 && kind != TaskKind::kGemm2) continue;
+    if (!is_gemm(kind)) continue;
     if (kind == TaskKind::kGemm2) {
       if (thread % 32 == 0) {
         const auto* done = reinterpret_cast<const uint32_t*>(params.workspace + params.local.block_done) + task.block;
@@ -79,7 +80,7 @@ __device__ __forceinline__ void gather_role(const Params& params, SharedStorage<
       }
       __syncwarp();
     }
-    ptx::named_barrier_sync(kGatherBarrier, kGatherWarps * 32);  // all three are done with the last task's row pointers
+    ptx::named_barrier_sync(kGatherBarrier, kGatherWarps * 32);  // all are done with the last task's row pointers
     find_rows(params, smem, task, thread);
     gather_rows(params, smem, task, stage, thread);
   }

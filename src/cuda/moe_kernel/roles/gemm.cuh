@@ -67,9 +67,49 @@ __device__ __forceinline__ BlockScales block_scales(const Params& params, const 
           reinterpret_cast<const float*>(expert + params.experts.up_scales_begin) + row};
 }
 
+// One K block's WGMMAs of one block of 64 rows and one chunk of tokens, from zero.
+template <class C, int kTokens>
+__device__ __forceinline__ void issue_block(float (&partial)[kTokens / 2], const uint32_t (&a)[16], uint64_t rows, uint64_t tokens) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (C::is_fp8) ptx::Wgmma<kTokens>::shared(partial, rows + 2 * i, tokens + 2 * i, i > 0);
+    else ptx::Wgmma<kTokens>::registers(partial, a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3], tokens + 2 * i, i > 0);
+  }
+  ptx::wgmma_commit();
+}
+
+// Scales of this thread's tokens: 8j + 2t and + 1.
+template <int kTokens>
+__device__ __forceinline__ void load_token_scales(float2 (&scale)[kTokens / 8], uint32_t scales, int pair) {
+#pragma unroll
+  for (int j = 0; j < kTokens / 8; ++j) {
+    const uint2 bits = ptx::load_shared_8(scales + j * 32 + pair * 8);
+    scale[j] = make_float2(__uint_as_float(bits.x), __uint_as_float(bits.y));
+  }
+}
+
+// The promotion: sum = fma(partial, token scale [* block scale], sum).
+template <class C, int kTokens>
+__device__ __forceinline__ void promote(float (&sum)[kTokens / 2], float (&partial)[kTokens / 2], const float2 (&scale)[kTokens / 8],
+                                        const float (&row_scale)[2]) {
+  pin(partial);
+#pragma unroll
+  for (int j = 0; j < kTokens / 8; ++j) {
+    const float2 first = C::is_fp8 ? make_float2(mul_rn(scale[j].x, row_scale[0]), mul_rn(scale[j].y, row_scale[0])) : scale[j];
+    const float2 second = C::is_fp8 ? make_float2(mul_rn(scale[j].x, row_scale[1]), mul_rn(scale[j].y, row_scale[1])) : scale[j];
+    sum[4 * j] = fma_rn(partial[4 * j], first.x, sum[4 * j]);
+    sum[4 * j + 1] = fma_rn(partial[4 * j + 1], first.y, sum[4 * j + 1]);
+    sum[4 * j + 2] = fma_rn(partial[4 * j + 2], second.x, sum[4 * j + 2]);
+    sum[4 * j + 3] = fma_rn(partial[4 * j + 3], second.y, sum[4 * j + 3]);
+  }
+}
+
 template <class C, int kTokens, int kChunks>
 __device__ __forceinline__ void gemm_sums(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRing<C>& ring,
                                           Sums<kTokens, kChunks>& sums, int warpgroup, int thread) {
+  // Up to 64 tokens both blocks of rows have partial sums of their own, so one's promotion and expansion run under the other's WGMMAs.
+  constexpr bool kPaired = kTokens * kChunks <= 64;
   const bool down = static_cast<TaskKind>(task.kind) == TaskKind::kGemm2;
   const int k_blocks = static_cast<int>(down ? params.experts.down_k_blocks : params.experts.gate_up_k_blocks);
   const int lane = thread % 32, pair = lane % 4;
@@ -82,74 +122,72 @@ __device__ __forceinline__ void gemm_sums(const Params& params, SharedStorage<C>
     }
   }
   BlockScales blocks;
-  float next_scale[2] = {1.0f, 1.0f};
+  float row_scale[2] = {1.0f, 1.0f}, next_scale[2] = {1.0f, 1.0f};
   if constexpr (C::is_fp8) {
     blocks = block_scales(params, task, warpgroup);
     next_scale[0] = __ldg(blocks.first);
     next_scale[1] = __ldg(blocks.second);
   }
-  float partial[kTokens / 2];
-  uint32_t a[C::is_fp8 ? 1 : kRowBlocks][16];
+  constexpr uint32_t kHalf = static_cast<uint32_t>(C::is_fp8 ? kFp8HalfBytes : kFp4HalfBytes);
+  float partial[kPaired ? 2 : 1][kTokens / 2];
+  uint32_t a[kRowBlocks][16];
+  const auto half_of = [&](uint32_t slot) { return ptx::smem_address(smem.weights[slot]) + warpgroup * kHalf; };
+  const auto expand = [&](int m, uint32_t slot) {
+    if constexpr (!C::is_fp8) {
+      expand_fp4(a[m], smem, half_of(slot), m, thread);
+      pin(a[m]);
+    }
+  };
+  ring.wait(smem);
+  expand(0, ring.stage.slot);
+  expand(1, ring.stage.slot);
   for (int k_block = 0; k_block < k_blocks; ++k_block) {
-    ring.wait(smem);
+    const bool more = k_block + 1 < k_blocks;
     const uint32_t slot = ring.stage.slot;
-    const uint32_t weights = ptx::smem_address(smem.weights[slot]);
-    const uint32_t half = weights + warpgroup * static_cast<uint32_t>(C::is_fp8 ? kFp8HalfBytes : kFp4HalfBytes);
-    const float row_scale[2] = {next_scale[0], next_scale[1]};
+    const uint64_t tokens = ptx::matrix_descriptor(ptx::smem_address(smem.tokens[slot]));
+    const uint64_t rows = ptx::matrix_descriptor(half_of(slot));
+    const uint32_t scales = ptx::smem_address(smem.scales[slot]);
+    float2 scale[kTokens / 8];
     if constexpr (C::is_fp8) {
-      const int ahead = min(k_block + 1, k_blocks - 1);
+      row_scale[0] = next_scale[0];
+      row_scale[1] = next_scale[1];
+      const int ahead = more ? k_block + 1 : k_block;
       next_scale[0] = __ldg(blocks.first + ahead);
       next_scale[1] = __ldg(blocks.second + ahead);
+    }
+    const auto next_stage = [&] {  // the next stage, and half of its weights, while WGMMAs of this one run
+      ring.stage.advance();
+      if (more) {
+        ring.wait(smem);
+        expand(0, ring.stage.slot);
+      }
+    };
+    if constexpr (kPaired) {
+      issue_block<C, kTokens>(partial[0], a[0], rows, tokens);
+      issue_block<C, kTokens>(partial[1], a[1], rows + 64 * 128 / 16, tokens);
+      ring.release(smem, lane);
+      load_token_scales<kTokens>(scale, scales, pair);
+      ptx::wgmma_wait<1>();
+      promote<C, kTokens>(sums.value[0][0], partial[0], scale, row_scale);
+      next_stage();
+      ptx::wgmma_wait<0>();
+      promote<C, kTokens>(sums.value[1][0], partial[1], scale, row_scale);
     } else {
 #pragma unroll
-      for (int m = 0; m < kRowBlocks; ++m) {
-        expand_fp4(a[m], smem, half, m, thread);
-        pin(a[m]);
-      }
-    }
-    const uint64_t tokens = ptx::matrix_descriptor(ptx::smem_address(smem.tokens[slot]));
-    const uint64_t rows = ptx::matrix_descriptor(half);
+      for (int ch = 0; ch < kChunks; ++ch) {
 #pragma unroll
-    for (int ch = 0; ch < kChunks; ++ch) {
-      float2 scale[kTokens / 8];
-#pragma unroll
-      for (int m = 0; m < kRowBlocks; ++m) {
-        const uint64_t b = tokens + ch * (kTokens * 128 / 16);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if constexpr (C::is_fp8) {
-            ptx::Wgmma<kTokens>::shared(partial, rows + m * (64 * 128 / 16) + 2 * i, b + 2 * i, i > 0);
-          } else {
-            ptx::Wgmma<kTokens>::registers(partial, a[m][4 * i], a[m][4 * i + 1], a[m][4 * i + 2], a[m][4 * i + 3], b + 2 * i, i > 0);
-          }
-        }
-        ptx::wgmma_commit();
-        if (ch == 0 && m == 0) ring.release(smem, lane);
-        if (m == 0) {
-          const uint32_t scales = ptx::smem_address(smem.scales[slot]) + ch * kTokens * 4 + pair * 8;
-#pragma unroll
-          for (int j = 0; j < kTokens / 8; ++j) {
-            const uint2 bits = ptx::load_shared_8(scales + j * 32);
-            scale[j] = make_float2(__uint_as_float(bits.x), __uint_as_float(bits.y));
-          }
-        }
-        ptx::wgmma_wait<0>();
-        pin(partial);
-#pragma unroll
-        for (int j = 0; j < kTokens / 8; ++j) {
-          float* sum = sums.value[m][ch] + 4 * j;
-          const float2 first = C::is_fp8 ? make_float2(mul_rn(scale[j].x, row_scale[0]), mul_rn(scale[j].y, row_scale[0])) : scale[j];
-          const float2 second = C::is_fp8 ? make_float2(mul_rn(scale[j].x, row_scale[1]), mul_rn(scale[j].y, row_scale[1])) : scale[j];
-          sum[0] = fma_rn(partial[4 * j], first.x, sum[0]);
-          sum[1] = fma_rn(partial[4 * j + 1], first.y, sum[1]);
-          sum[2] = fma_rn(partial[4 * j + 2], second.x, sum[2]);
-          sum[3] = fma_rn(partial[4 * j + 3], second.y, sum[3]);
+        for (int m = 0; m < kRowBlocks; ++m) {
+          issue_block<C, kTokens>(partial[0], a[m], rows + m * (64 * 128 / 16), tokens + ch * (kTokens * 128 / 16));
+          if (ch == 0 && m == 0) ring.release(smem, lane);
+          if (m == 0) load_token_scales<kTokens>(scale, scales + ch * kTokens * 4, pair);
+          if (ch == kChunks - 1 && m == kRowBlocks - 1) next_stage();
+          ptx::wgmma_wait<0>();
+          promote<C, kTokens>(sums.value[m][ch], partial[0], scale, row_scale);
         }
       }
     }
+    if (more) expand(1, ring.stage.slot);
     ring.held = static_cast<int>(slot);
-    ring.stage.advance();
   }
 }
 

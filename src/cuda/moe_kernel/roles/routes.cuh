@@ -91,6 +91,15 @@ __device__ __forceinline__ void place_counters(const Params& params, uint32_t* c
     blocks += __shfl_sync(0xFFFFFFFFu, blocks_to, 31);
   }
   for (int64_t block = lane; block < blocks; block += 32) block_done[block] = 0;
+  auto* infos = reinterpret_cast<BlockInfo*>(params.workspace + params.local.blocks);
+  __syncwarp();
+  for (int slot = lane; slot < params.num_slots; slot += 32) {
+    const int64_t begin = expert_begin[slot], end = slot + 1 < params.num_slots ? expert_begin[slot + 1] : routes;
+    int64_t block = block_begin[slot];
+    for (int64_t at = begin; at < end; at += kGpuTokenBlock) {
+      infos[block++] = {at, slot, static_cast<int32_t>(min_of(end - at, kGpuTokenBlock))};
+    }
+  }
   if (lane == 0) {
     expert_begin[params.num_slots] = routes;
     block_begin[params.num_slots] = blocks;
