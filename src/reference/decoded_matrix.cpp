@@ -69,7 +69,8 @@ void decode_fp4(const SourceMatrix& m, DecodedMatrix& out) {
   std::vector<uint8_t> converted(256 * 16);
   for (int pair = 0; pair < 256 * 16; ++pair) {
     const auto scale = static_cast<uint8_t>(pair / 16), nibble = static_cast<uint8_t>(pair % 16);
-    converted[pair] = is_nvfp4 ? e4m3_from_nvfp4(nibble, scale, out.shift) : e4m3_from_mxfp4(nibble, scale, out.shift);
+    converted[pair] = is_nvfp4 ? e4m3_from_nvfp4(nibble, scale == 0x80 ? 0 : scale, out.shift)  // -0 is packed as 0
+                               : e4m3_from_mxfp4(nibble, scale, out.shift);
   }
   out.codes.resize(m.rows * m.cols);
   for_each_byte(m, [&](int64_t group, int64_t byte) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "plan/problem.h"
 #include "weights/layer_tensors.hpp"
 #include "weights/text.hpp"
 
@@ -59,9 +60,9 @@ Result<Checkpoint> Checkpoint::open(const std::string& directory) {
   Result<ModelConfig> config = read_model_config(directory);
   if (!set || !config) {
     ProblemList problems;
-    if (!set) problems.add(set.error().message);
-    if (!config) problems.add(config.error().message);
-    return bad_input(problems.text("\n"));
+    if (!set) problems.add_lines(set.error().message);
+    if (!config) problems.add_lines(config.error().message);
+    return bad_input(problems.text());
   }
   Checkpoint checkpoint;
   checkpoint.tensors_ = std::make_shared<const TensorSet>(set.take());
@@ -74,6 +75,11 @@ Result<void> Checkpoint::sort_names() {
   for (const LocatedTensor& tensor : tensors_->tensors()) {
     const std::optional<MoeTensorName> name = parse_moe_name(tensor.entry->name);
     if (!name) continue;
+    if (name->kind == Kind::kOddLayer) {
+      unknown_.push_back({file_of(tensor), tensor.entry->name,
+                          fmt::format("the layer number \"{}\" is not written as 0 to 99999", printable(name->number))});
+      continue;
+    }
     std::shared_ptr<LayerTensors>& slot = layers_[name->layer];
     if (!slot) slot = std::make_shared<LayerTensors>();
     LayerTensors& layer = *slot;
@@ -102,6 +108,14 @@ Result<void> Checkpoint::sort_names() {
       case Kind::kFused:
         layer.fused.push_back(tensor);
         break;
+      case Kind::kOddExpert:
+        layer.refused.push_back(
+            fmt::format("tensor \"{}\" ({}): found the expert number \"{}\", wanted 0 to 99999 without a sign or leading zeros: rename "
+                        "the tensor",
+                        printable(tensor.entry->name), printable(file_of(tensor)), printable(name->number)));
+        break;
+      case Kind::kOddLayer:
+        break;
       case Kind::kUnknownShared:
         layer.unsupported_shared = true;
         unknown_.push_back({file_of(tensor), tensor.entry->name, "not a known tensor of a shared expert"});
@@ -124,9 +138,25 @@ Result<void> Checkpoint::sort_names() {
 std::vector<LayerSummary> Checkpoint::layers() const {
   std::vector<LayerSummary> out;
   for (const auto& [id, layer] : layers_) {
-    if (layer->experts.empty() && layer->fused.empty()) continue;
+    if (!layer->has_experts()) continue;
     out.push_back({id, layer->experts.empty() ? 0 : layer->experts.rbegin()->first + 1, layer->shared != nullptr,
                    layer->router_weight.entry != nullptr, layer->hash_table.entry != nullptr});
+  }
+  return out;
+}
+
+std::vector<std::string> Checkpoint::layers_without_experts() const {
+  std::vector<std::string> out;
+  for (const auto& [id, layer] : layers_) {
+    if (layer->has_experts()) continue;
+    LocatedTensor witness = layer->router_weight;
+    if (witness.entry == nullptr) witness = layer->router_bias.entry != nullptr ? layer->router_bias : layer->hash_table;
+    for (size_t m = 0; layer->shared && m < layer->shared->size(); ++m) {
+      if (witness.entry == nullptr) witness = (*layer->shared)[m][TensorPart::kWeight];
+    }
+    if (witness.entry == nullptr) continue;
+    out.push_back(fmt::format("tensor \"{}\" ({}) belongs to layer {}, of which no expert is here; fetch the shards that hold them",
+                              printable(witness.entry->name), printable(file_of(witness)), id.label()));
   }
   return out;
 }
@@ -139,7 +169,7 @@ std::vector<UnusedTensor> Checkpoint::unused() const {
 
 Result<LayerWeights> Checkpoint::load_layer(LayerId layer, const LoadOptions& options) const {
   const auto found = layers_.find(layer);
-  if (found != layers_.end() && !(found->second->experts.empty() && found->second->fused.empty())) {
+  if (found != layers_.end() && found->second->has_experts()) {
     return load_layer_weights(*found->second, layer, config_, tensors_, options);
   }
   const std::vector<LayerSummary> present = layers();
@@ -150,6 +180,31 @@ Result<LayerWeights> Checkpoint::load_layer(LayerId layer, const LoadOptions& op
                                                   "model.layers.0.mlp.experts.0.gate_proj.weight)"
                                                 : labels));
 }
+
+namespace {
+
+constexpr const char* kOrGiveRouting = "correct the file, or give topk_ids and topk_weights";
+
+// Numbers of config.json that cannot route `experts` experts. `out` holds them as they will be used.
+void check_router_numbers(const ModelConfig& config, const RouterConfig& out, int64_t experts, bool hash, ProblemList& problems) {
+  const int64_t most = std::min(experts, kMaxTopk);
+  if (out.topk < 1 || out.topk > most) {
+    problems.add(fmt::format("\"num_experts_per_tok\": found {}, wanted 1 to {} (the layer has {} experts); {}", out.topk, most, experts,
+                             kOrGiveRouting));
+  }
+  if (out.groups < 1 || experts % out.groups != 0) {
+    problems.add(fmt::format("\"n_group\": found {}, wanted a number that divides the {} experts; {}", out.groups, experts, kOrGiveRouting));
+    return;
+  }
+  if (out.topk_groups < 1 || out.topk_groups > out.groups) {
+    problems.add(fmt::format("\"topk_group\": found {}, wanted 1 to n_group, which is {}; {}", out.topk_groups, out.groups, kOrGiveRouting));
+  } else if (!hash && out.topk <= most && out.topk > out.topk_groups * (experts / out.groups)) {
+    problems.add(fmt::format("\"topk_group\": found {} (of {} groups, {} experts each), wanted enough groups for num_experts_per_tok {}; {}",
+                             out.topk_groups, out.groups, experts / out.groups, *config.topk, kOrGiveRouting));
+  }
+}
+
+}  // namespace
 
 Result<RouterConfig> Checkpoint::router_config(const LayerWeights& layer) const {
   const std::string where = fmt::format("{}, layer {}", printable(tensors_->directory()), layer.layer.label());
@@ -163,12 +218,6 @@ Result<RouterConfig> Checkpoint::router_config(const LayerWeights& layer) const 
                                  where, missing.text(", ")));
   }
   const bool hash = layer.router->table != nullptr;
-  if (!layer.layer.mtp && !hash && config_.hash_layers && layer.layer.index < *config_.hash_layers) {
-    return bad_input(
-        fmt::format("{}: config.json states num_hash_layers {}, so this layer needs the tensor gate.tid2eid, which is missing; fetch "
-                    "the shard that holds it",
-                    where, *config_.hash_layers));
-  }
   RouterConfig out;
   out.scoring = *config_.scoring;
   out.topk = *config_.topk;
@@ -178,6 +227,14 @@ Result<RouterConfig> Checkpoint::router_config(const LayerWeights& layer) const 
   out.topk_groups = config_.topk_groups.value_or(out.groups);
   out.best_per_group = config_.topk_method == "group_limited_greedy" ? 1 : 2;
   if (config_.topk_method == "greedy") out.groups = out.topk_groups = 1;
+  ProblemList problems(20, printable(config_.file) + ": ");
+  if (!layer.layer.mtp && !hash && config_.hash_layers && layer.layer.index < *config_.hash_layers) {
+    problems.add(fmt::format("\"num_hash_layers\": found {}, so layer {} needs the tensor gate.tid2eid, which is missing; fetch the shard "
+                             "that holds it",
+                             *config_.hash_layers, layer.layer.label()));
+  }
+  check_router_numbers(config_, out, layer.router->experts, hash, problems);
+  if (!problems.empty()) return bad_input(problems.text());
   return out;
 }
 

@@ -60,6 +60,8 @@ class Checkpoint {
   const ModelConfig& config() const { return config_; }
   const TensorSet& tensors() const { return *tensors_; }
   std::vector<LayerSummary> layers() const;  // MoE layers in order, then the mtp blocks
+  // A sentence for each layer with a router or a shared expert whose experts are all missing.
+  std::vector<std::string> layers_without_experts() const;
   // Tensors that no layer uses: under an expert's prefix with an unknown name, duplicates beside an index, ...
   std::vector<UnusedTensor> unused() const;
 

@@ -76,8 +76,9 @@ class Fields {
   }
 
   void refuse(const char* key, const json& found, std::string_view wanted) {
-    const std::string text = found.dump(-1, ' ', true, json::error_handler_t::replace);
-    problems_.add(fmt::format("{}: \"{}\": found {}, wanted {}; correct the file", printable(file_), key, printable(text), wanted));
+    const std::string text = found.is_string() ? fmt::format("\"{}\"", printable(found.get_ref<const std::string&>()))
+                                               : printable(found.dump(-1, ' ', true, json::error_handler_t::replace));
+    problems_.add(fmt::format("{}: \"{}\": found {}, wanted {}; correct the file", printable(file_), key, text, wanted));
   }
   ProblemList& problems() { return problems_; }
 
@@ -133,9 +134,20 @@ void read_limits(Fields& fields, ModelConfig& config) {
     }
   }
   config.routed_scaling_factor = fields.number("routed_scaling_factor");
-  if (config.routed_scaling_factor && !(std::isfinite(*config.routed_scaling_factor) && *config.routed_scaling_factor > 0)) {
-    fields.refuse("routed_scaling_factor", *fields.get("routed_scaling_factor"), "a positive number");
+  if (const auto factor = config.routed_scaling_factor) {
+    const float rounded = static_cast<float>(*factor);
+    if (!(std::isfinite(rounded) && rounded > 0))
+      fields.refuse("routed_scaling_factor", *fields.get("routed_scaling_factor"), "a positive number that fp32 can hold");
   }
+}
+
+// The experts' activation is silu(gate) * up and no other.
+void check_activation(Fields& fields) {
+  const std::optional<std::string> stated = fields.word("hidden_act");
+  if (!stated) return;
+  const std::string act = lower_case(*stated);
+  if (act != "silu" && act != "swiglu" && act != "swish")
+    fields.refuse("hidden_act", *fields.get("hidden_act"), "silu (the layer computes silu(gate) * up)");
 }
 
 void read_geometry(Fields& fields, ModelConfig& config) {
@@ -149,6 +161,7 @@ void read_geometry(Fields& fields, ModelConfig& config) {
   config.layers = fields.count({"num_hidden_layers"});
   config.first_dense_layers = fields.count({"first_k_dense_replace"});
   config.hash_layers = fields.count({"num_hash_layers"});
+  config.nextn_layers = fields.count({"num_nextn_predict_layers"});
   config.groups = fields.count({"n_group"});
   config.topk_groups = fields.count({"topk_group"});
 }
@@ -188,6 +201,7 @@ Result<ModelConfig> parse_model_config(std::string_view config_json, std::string
     read_geometry(fields, config);
     read_scoring(fields, config);
     read_limits(fields, config);
+    check_activation(fields);
     config.topk_method = fields.word("topk_method").value_or("");
     config.quant.expert_dtype = lower_case(fields.word("expert_dtype").value_or(""));
     if (const json* quant = fields.get("quantization_config")) read_quant_hints(*quant, file, config.quant, problems);

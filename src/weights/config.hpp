@@ -31,10 +31,10 @@ struct ModelConfig {
   std::string file;      // its path, for messages
   std::optional<std::string> model_type;
   std::optional<int64_t> hidden, intermediate, experts, topk, shared_experts;
-  std::optional<int64_t> layers, first_dense_layers, hash_layers;
+  std::optional<int64_t> layers, first_dense_layers, hash_layers, nextn_layers;
   std::optional<Scoring> scoring;  // stated, or known from model_type
   std::optional<bool> norm_topk_prob;
-  std::optional<double> routed_scaling_factor;
+  std::optional<double> routed_scaling_factor;  // a normal or subnormal fp32 value above zero
   std::optional<int64_t> groups, topk_groups;
   std::string topk_method;
   std::optional<float> swiglu_limit;  // empty = no clamp (absent, null, 0 or Infinity in the file)

@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <vector>
 
@@ -35,7 +37,7 @@ struct Decision {
   SourceMatrix matrix{};
 
   Error missing(std::string_view parts) const {
-    return bad_input(fmt::format("missing: {} (beside \"{}\", {} {}); fetch the shard that holds it", parts, printable(weight.entry->name),
+    return bad_input(fmt::format("missing: {} (beside tensor \"{}\" ({}), {} {}); fetch the shard that holds it", parts, printable(weight.entry->name), file_word(weight),
                                  dtype_name(weight.entry->dtype), shape_text(weight.entry->shape)));
   }
   std::string name_of(std::string_view part) const { return fmt::format("\"{}.{}\"", printable(base_name), part); }
@@ -77,6 +79,12 @@ Error wrong_scale_shape(const Decision& d, int64_t rows, int64_t cols, std::stri
   return bad_input(fmt::format("{}, wanted {} ({}) for the weight {} {}; other block sizes are not supported", found(d.scale),
                                shape_text(std::vector<int64_t>{rows, cols}), rule, dtype_name(d.weight.entry->dtype),
                                shape_text(d.weight.entry->shape)));
+}
+
+// Columns that do not fill whole groups have no legal scale shape.
+Error wrong_columns(const Decision& d, int64_t group) {
+  return bad_input(fmt::format("{} = {} x {}, wanted a multiple of {} columns (one scale for each {}): export the matrix with a width that fits",
+                               found(d.weight), d.matrix.rows, d.matrix.cols, group, group));
 }
 
 bool has_shape(const LocatedTensor& tensor, int64_t rows, int64_t cols) {
@@ -135,7 +143,8 @@ Result<SourceMatrix> decide_nvfp4(Decision& d) {
                     "matrix again",
                     found(d.scale), found(d.global)));
   }
-  if (d.matrix.cols % kNvfp4Group != 0 || !has_shape(d.scale, d.matrix.rows, d.matrix.cols / kNvfp4Group)) {
+  if (d.matrix.cols % kNvfp4Group != 0) return wrong_columns(d, kNvfp4Group);
+  if (!has_shape(d.scale, d.matrix.rows, d.matrix.cols / kNvfp4Group)) {
     return wrong_scale_shape(d, d.matrix.rows, d.matrix.cols / kNvfp4Group, "one scale for each 16 columns");
   }
   const TensorEntry& global = *d.global.entry;
@@ -166,7 +175,8 @@ Result<SourceMatrix> decide_mxfp4(Decision& d) {
                     "scale again",
                     found(d.scale)));
   }
-  if (d.matrix.cols % kMxfp4Group != 0 || !has_shape(d.scale, d.matrix.rows, d.matrix.cols / kMxfp4Group)) {
+  if (d.matrix.cols % kMxfp4Group != 0) return wrong_columns(d, kMxfp4Group);
+  if (!has_shape(d.scale, d.matrix.rows, d.matrix.cols / kMxfp4Group)) {
     return wrong_scale_shape(d, d.matrix.rows, d.matrix.cols / kMxfp4Group, "one scale for each 32 columns");
   }
   d.matrix.format = WeightFormat::kMxfp4;
@@ -263,6 +273,10 @@ std::string contradicts_config(WeightFormat format, const FormatHints& hints) {
                                 format_name(format));
   };
   const bool fp4 = format == WeightFormat::kNvfp4 || format == WeightFormat::kMxfp4;
+  constexpr std::string_view kMethods[] = {"", "fp8", "mxfp4", "nvfp4", "modelopt", "modelopt_fp4", "modelopt_mixed", "compressed-tensors"};
+  if (std::find(std::begin(kMethods), std::end(kMethods), quant.quant_method) == std::end(kMethods)) {
+    return differs("quant_method", quant.quant_method, false);
+  }
   if (!quant.moe_quant_algo.empty()) {
     const bool wants_nvfp4 = quant.moe_quant_algo.find("nvfp4") != std::string::npos;
     const bool wants_mxfp4 = quant.moe_quant_algo.find("mxfp4") != std::string::npos;
@@ -271,6 +285,8 @@ std::string contradicts_config(WeightFormat format, const FormatHints& hints) {
   }
   if (quant.expert_dtype == "fp4") return differs("expert_dtype", quant.expert_dtype, fp4);
   if (quant.expert_dtype == "fp8") return differs("expert_dtype", quant.expert_dtype, format == WeightFormat::kFp8);
+  if (quant.quant_method == "nvfp4" || quant.quant_method == "modelopt_fp4")
+    return differs("quant_method", quant.quant_method, format == WeightFormat::kNvfp4);
   if (quant.quant_method == "mxfp4") return differs("quant_method", quant.quant_method, format == WeightFormat::kMxfp4);
   if (quant.quant_method == "fp8" && quant.quant_algo.empty())
     return differs("quant_method", quant.quant_method, format == WeightFormat::kFp8);

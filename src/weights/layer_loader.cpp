@@ -35,6 +35,16 @@ std::string tensor_word(const LocatedTensor& tensor) {
   return fmt::format("tensor \"{}\" ({})", printable(tensor.entry->name), printable(path.substr(path.rfind('/') + 1)));
 }
 
+// For a sentence about an expert as a whole.
+LocatedTensor any_tensor(const ExpertTensors& expert) {
+  for (const MatrixTensors& matrix : expert) {
+    for (const LocatedTensor& part : matrix.parts) {
+      if (part.entry != nullptr) return part;
+    }
+  }
+  return {};
+}
+
 // The sizes all experts of a layer must have, and who says so.
 struct Geometry {
   int64_t hidden = 0, intermediate = 0;
@@ -61,6 +71,8 @@ class LayerLoader {
   void note_multipliers();
   void scan();
   void scan_router();
+  void scan_table(const RouterTensors& router);
+  void note_shared_count();
 
   const LayerTensors& tensors_;
   LayerId layer_;
@@ -107,9 +119,8 @@ void LayerLoader::decide_experts() {
   const int64_t count = config_.experts.value_or(last + 1);
   if (last >= count) {
     problems_.add(fmt::format(
-        "found expert {} (\"{}\"), wanted experts 0 to {} as {} states; config.json and tensors are not of the same "
-        "checkpoint",
-        last, printable(tensors_.matrix_name(fmt::format("experts.{}", last), MatrixRole::kGate)), count - 1, printable(config_.file)));
+        "{}: found expert {}, wanted experts 0 to {} as {} states; config.json and tensors are not of the same checkpoint",
+        tensor_word(any_tensor(tensors_.experts.rbegin()->second)), last, count - 1, printable(config_.file)));
     return;
   }
   constexpr int64_t kMostExperts = 100'000;  // more cannot be named; keeps a wrong number in config.json from costing minutes
@@ -275,6 +286,20 @@ void LayerLoader::note_multipliers() {
   }
 }
 
+// config.json counts shared experts; the tensors hold them as one expert of their widths together.
+void LayerLoader::note_shared_count() {
+  if (!config_.shared_experts || layer_.mtp) return;
+  const int64_t stated = *config_.shared_experts;
+  if (stated > 0 && !tensors_.shared) {
+    out_.notes.push_back(fmt::format("{} states {} shared expert(s), this layer has none", printable(config_.file), stated));
+  } else if (stated == 0 && tensors_.shared) {
+    out_.notes.push_back(fmt::format("{} states no shared expert, this layer has one; the tensors decide", printable(config_.file)));
+  } else if (out_.shared && out_.shared->gate.rows != stated * geometry_.intermediate) {
+    out_.notes.push_back(fmt::format("{} states {} shared expert(s) of {} channels, the tensors hold {} channels; the tensors decide",
+                                     printable(config_.file), stated, geometry_.intermediate, out_.shared->gate.rows));
+  }
+}
+
 void LayerLoader::scan() {
   struct Item {
     const SourceMatrix* matrix;
@@ -302,7 +327,7 @@ void LayerLoader::scan() {
                                     : finding.where == ScanFinding::Where::kScale ? item.source->scale
                                                                                   : item.source->global_scale;
       problems_.add(fmt::format("{}: found {} at row {}, column {}; {}", tensor_word(tensor), finding.what, finding.row, finding.column,
-                                kScanRemedy));
+                                scan_remedy(finding.kind)));
     }
     problems_.add_uncounted(item.result.count - static_cast<int64_t>(item.result.findings.size()));
   }
@@ -314,12 +339,27 @@ void LayerLoader::scan_router() {
     const ScanResult result = scan_values(tensor.entry->data, dtype == DType::BF16, rows, columns);
     for (const ScanFinding& finding : result.findings) {
       problems_.add(fmt::format("{}: found {} at row {}, column {}; {}", tensor_word(tensor), finding.what, finding.row, finding.column,
-                                kScanRemedy));
+                                finding.kind == ScanFinding::Kind::kNaN
+                                    ? "it would turn outputs into NaN: export the tensor again"
+                                    : "a router's values must be finite: export the tensor again"));
     }
     problems_.add_uncounted(result.count - static_cast<int64_t>(result.findings.size()));
   };
   check(tensors_.router_weight, out_.router->weight_type, out_.router->experts, out_.router->hidden);
   if (out_.router->bias != nullptr) check(tensors_.router_bias, out_.router->bias_type, 1, out_.router->experts);
+  if (out_.router->table != nullptr) scan_table(*out_.router);
+}
+
+// Each of a hash layer's entries is an expert.
+void LayerLoader::scan_table(const RouterTensors& router) {
+  int64_t bad = 0;
+  for (int64_t i = 0; i < router.vocabulary * router.table_topk; ++i) {
+    const int64_t expert = hash_table_entry(router, i);
+    if ((expert >= 0 && expert < router.experts) || ++bad > kMaxFindings) continue;
+    problems_.add(fmt::format("{}: found expert {} at row {}, column {}, wanted 0 to {}: export the tensor again",
+                              tensor_word(tensors_.hash_table), expert, i / router.table_topk, i % router.table_topk, router.experts - 1));
+  }
+  if (bad > kMaxFindings) problems_.add_uncounted(bad - kMaxFindings);
 }
 
 Result<LayerWeights> LayerLoader::load(std::shared_ptr<const TensorSet> files) {
@@ -336,6 +376,7 @@ Result<LayerWeights> LayerLoader::load(std::shared_ptr<const TensorSet> files) {
     load_shared();
     load_router();
     note_multipliers();
+    note_shared_count();
     if (options_.scan_values) {
       scan();
       scan_router();

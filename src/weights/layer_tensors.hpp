@@ -28,6 +28,8 @@ struct LayerTensors {
   std::vector<std::string> refused;    // sentences: tensors that change the result and are not supported
   bool unsupported_shared = false;
 
+  bool has_experts() const { return !experts.empty() || !fused.empty() || !refused.empty(); }  // refused: of experts, but unusable
+
   std::string matrix_name(const std::string& module, MatrixRole role) const;  // "model.layers.3.mlp.experts.5.gate_proj"
 };
 

@@ -1,4 +1,5 @@
-// A regular file mapped read-only. Another process that cuts the file while it is mapped can still raise SIGBUS.
+// A regular file mapped read-only. If another process cuts the file while it is mapped, reading the lost part raises
+// SIGBUS; the library installs no handler, a program that wants more than the end of its process does (include/monomoe/checkpoint.h).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // A tensor name is read left to right: prefix, layer, block, then one of a few known endings.
 #include "weights/names.hpp"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 
@@ -26,6 +27,12 @@ std::optional<int> take_number(std::string_view& text) {
   if (error != std::errc{} || end != text.data() + dot || text[0] == '-') return std::nullopt;
   text.remove_prefix(dot + 1);
   return value;
+}
+
+// A segment that is meant as a number although take_number refuses it.
+bool is_odd_number(std::string_view text, std::string_view& number) {
+  number = text.substr(0, text.find('.'));
+  return !number.empty() && number.find_first_not_of("+-0123456789") == std::string_view::npos;
 }
 
 std::optional<MatrixRole> take_role(std::string_view& text) {
@@ -74,7 +81,7 @@ bool read_block(std::string_view rest, MoeTensorName& out) {
       out.expert = *expert;
       read_matrix(rest, Kind::kExpert, Kind::kUnknownExpert, out);
     } else {
-      out.kind = Kind::kFused;
+      out.kind = is_odd_number(rest, out.number) ? Kind::kOddExpert : Kind::kFused;
     }
   } else if (take(rest, "shared_experts.") || take(rest, "shared_expert.")) {
     read_matrix(rest, Kind::kSharedExpert, Kind::kUnknownShared, out);
@@ -113,6 +120,12 @@ std::optional<MoeTensorName> parse_moe_name(std::string_view name) {
     else if (!take(rest, "layers."))
       continue;
     const std::optional<int> index = take_number(rest);
+    if (!index && is_odd_number(rest, out.number)) {
+      rest.remove_prefix(std::min(rest.size(), out.number.size() + 1));
+      out.kind = Kind::kOddLayer;
+      MoeTensorName ignored;
+      return (take(rest, "ffn.") || take(rest, "mlp.")) && read_block(rest, ignored) ? std::optional(out) : std::nullopt;
+    }
     if (!index || !(take(rest, "ffn.") || take(rest, "mlp."))) return std::nullopt;
     out.layer.index = *index;
     out.layer_prefix = name.substr(0, name.size() - rest.size());

@@ -43,6 +43,8 @@ struct MoeTensorName {
     kRouterBias,
     kHashTable,
     kFused,          // one tensor for all experts, or gate and up in one: refused, the order inside is not stated
+    kOddExpert,      // experts.03, experts.-1, experts.100000: `number` is not written as 0 to 99999
+    kOddLayer,       // the same of a layer; nothing else is known of the tensor then
     kUnknownExpert,  // under experts.E. but not a name we know
     kUnknownShared,
   };
@@ -50,6 +52,7 @@ struct MoeTensorName {
   LayerId layer;
   std::string_view layer_prefix;  // "model.layers.3.mlp."; a view into the name
   int expert = 0;
+  std::string_view number;  // as written, of the odd kinds
   MatrixRole role = MatrixRole::kGate;
   TensorPart part = TensorPart::kWeight;
 };

@@ -89,6 +89,9 @@ Bytes interleave_scales(const uint8_t* lower, const uint8_t* upper) {
   std::memcpy(&a, lower, kBlockK / kGroup);
   std::memcpy(&b, upper, kBlockK / kGroup);
   if constexpr (kGroup == 16) {
+    // A scale of -0 (0x80) is a zero; as 0x00 no kernel has to know of it.
+    a &= reinterpret_cast<Bytes>(a != 0x80);
+    b &= reinterpret_cast<Bytes>(b != 0x80);
     return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   } else {
     return __builtin_shufflevector(a, b, 0, 16, 0, 16, 1, 17, 1, 17, 2, 18, 2, 18, 3, 19, 3, 19);

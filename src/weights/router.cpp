@@ -185,6 +185,8 @@ void weigh(const RouterConfig& config, std::span<const float> scores, const int6
 
 }  // namespace
 
+int64_t hash_table_entry(const RouterTensors& tensors, int64_t index) { return load_id(tensors.table_type, tensors.table, index); }
+
 Result<Routing> route(const RouterTensors& tensors, const RouterConfig& config, std::span<const uint16_t> x, int64_t tokens,
                       std::span<const int64_t> token_ids) {
   if (Result<void> checked = check(tensors, config, x, tokens, token_ids); !checked) return checked.error();

@@ -47,6 +47,9 @@ struct Routing {
   std::vector<float> weights;  // [tokens, topk]
 };
 
+// Entry `index` of the hash table, row by row.
+int64_t hash_table_entry(const RouterTensors& tensors, int64_t index);
+
 // x: bf16 [tokens, hidden]. token_ids: [tokens], needed by hash layers only.
 Result<Routing> route(const RouterTensors& tensors, const RouterConfig& config, std::span<const uint16_t> x, int64_t tokens,
                       std::span<const int64_t> token_ids = {});

@@ -145,7 +145,7 @@ Result<SafetensorsContent> parse_safetensors(std::span<const uint8_t> bytes, std
   const uint64_t data_begin = 8 + length.value();
   const uint64_t data_bytes = bytes.size() - data_begin;
 
-  ProblemList problems;
+  ProblemList problems(20, printable(file) + ": ");
   check_extent(tensors, data_bytes, data_begin, problems);
   if (problems.empty()) check_layout(tensors, data_bytes, problems);
   SafetensorsContent content;
@@ -158,7 +158,7 @@ Result<SafetensorsContent> parse_safetensors(std::span<const uint8_t> bytes, std
                                  tensor.end - tensor.begin, data_begin + tensor.begin});
     }
   }
-  if (!problems.empty()) return bad_input(fmt::format("{}: {}", printable(file), problems.text()));
+  if (!problems.empty()) return bad_input(problems.text());
   content.metadata = std::move(parsed.value().metadata);
   return content;
 }

@@ -21,6 +21,13 @@ void report(ScanResult& result, ScanFinding finding) {
   if (static_cast<int64_t>(result.findings.size()) < kMaxFindings) result.findings.push_back(std::move(finding));
 }
 
+using FindingKind = ScanFinding::Kind;
+
+struct Description {
+  FindingKind kind;
+  std::string what;
+};
+
 // `is_bad(bits)` says whether a value is refused and must be branch-free; `describe(bits)` says why.
 template <class Word, class IsBad, class Describe>
 void scan_words(ScanResult& result, ScanFinding::Where where, const uint8_t* data, int64_t rows, int64_t columns, IsBad is_bad,
@@ -39,27 +46,29 @@ void scan_words(ScanResult& result, ScanFinding::Where where, const uint8_t* dat
     for (int64_t i = 0; i < count; ++i) {
       Word word;
       std::memcpy(&word, chunk + i * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
-      if (is_bad(word)) report(result, {where, (begin + i) / columns, (begin + i) % columns, word, describe(word)});
+      if (!is_bad(word)) continue;
+      const Description found = describe(word);
+      report(result, {where, found.kind, (begin + i) / columns, (begin + i) % columns, word, found.what});
     }
   }
 }
 
-std::string describe_float(std::string_view kind, float value) {
-  if (std::isnan(value)) return fmt::format("a NaN {}", kind);
-  if (std::isinf(value)) return fmt::format("an infinite {}", kind);
-  return fmt::format("a negative {} {}", kind, value);
+Description describe_float(std::string_view noun, float value) {
+  if (std::isnan(value)) return {FindingKind::kNaN, fmt::format("a NaN {}", noun)};
+  if (std::isinf(value)) return {FindingKind::kInfinite, fmt::format("an infinite {}", noun)};
+  return {FindingKind::kNegative, fmt::format("a negative {} {}", noun, value)};
 }
 
-std::string describe_e4m3_scale(uint8_t code) {
-  if (e4m3_is_nan(code)) return fmt::format("the NaN scale 0x{:02x}", code);
-  return fmt::format("the negative scale {} (0x{:02x})", e4m3_decode(code), code);
+Description describe_e4m3_scale(uint8_t code) {
+  if (e4m3_is_nan(code)) return {FindingKind::kNaN, fmt::format("the NaN scale 0x{:02x}", code)};
+  return {FindingKind::kNegative, fmt::format("the negative scale {} (0x{:02x})", e4m3_decode(code), code)};
 }
 
 void scan_codes(ScanResult& result, const SourceMatrix& m) {
   if (m.format == WeightFormat::kFp8) {
     scan_words<uint8_t>(
         result, ScanFinding::Where::kCode, m.codes, m.rows, m.cols, [](uint8_t code) { return (code & 0x7F) == 0x7F; },
-        [](uint8_t code) { return fmt::format("the NaN code 0x{:02x}", code); });
+        [](uint8_t code) { return Description{FindingKind::kNaN, fmt::format("the NaN code 0x{:02x}", code)}; });
   } else if (m.format == WeightFormat::kBf16) {
     result = scan_values(m.codes, true, m.rows, m.cols);
   }
@@ -68,8 +77,9 @@ void scan_codes(ScanResult& result, const SourceMatrix& m) {
 void scan_scales(ScanResult& result, const SourceMatrix& m) {
   constexpr auto kWhere = ScanFinding::Where::kScale;
   if (m.format == WeightFormat::kNvfp4) {
+    // 0x80 is -0: a zero, as in the other formats.
     scan_words<uint8_t>(
-        result, kWhere, m.scales, m.rows, m.cols / 16, [](uint8_t code) { return code >= 0x7F; }, describe_e4m3_scale);
+        result, kWhere, m.scales, m.rows, m.cols / 16, [](uint8_t code) { return code >= 0x7F && code != 0x80; }, describe_e4m3_scale);
     return;
   }
   const bool fp8 = m.format == WeightFormat::kFp8;
@@ -77,7 +87,7 @@ void scan_scales(ScanResult& result, const SourceMatrix& m) {
   if (m.scale_type == ScaleType::kE8m0) {
     scan_words<uint8_t>(
         result, kWhere, m.scales, rows, columns, [](uint8_t code) { return code == 0xFF; },
-        [](uint8_t) { return std::string("the NaN scale 255"); });
+        [](uint8_t) { return Description{FindingKind::kNaN, "the NaN scale 255"}; });
   } else if (m.scale_type == ScaleType::kF32) {
     // Above the bits of the largest finite value: infinity, NaN and everything negative; -0 is a zero.
     scan_words<uint32_t>(
@@ -91,6 +101,16 @@ void scan_scales(ScanResult& result, const SourceMatrix& m) {
 }
 
 }  // namespace
+
+const char* scan_remedy(ScanFinding::Kind kind) {
+  switch (kind) {
+    case FindingKind::kNaN: return "it would turn outputs into NaN: export the tensor again";
+    case FindingKind::kInfinite: return "it would turn outputs into NaN or infinities: export the tensor again";
+    case FindingKind::kNegative: return "no scale is negative: export the tensor again";
+    case FindingKind::kZero: return "it would turn the whole matrix into zeros: export the tensor again";
+  }
+  return "export the tensor again";
+}
 
 ScanResult scan_values(const uint8_t* data, bool is_bf16, int64_t rows, int64_t columns) {
   ScanResult result;
@@ -113,9 +133,10 @@ ScanResult scan_matrix(const SourceMatrix& matrix) {
   if (matrix.format == WeightFormat::kNvfp4) {
     const float global = matrix.global_scale;
     if (global == 0.0f) {
-      report(result, {ScanFinding::Where::kGlobalScale, 0, 0, float_bits(global), "a weight_scale_2 of zero"});
+      report(result, {ScanFinding::Where::kGlobalScale, FindingKind::kZero, 0, 0, float_bits(global), "a weight_scale_2 of zero"});
     } else if (!is_finite(global) || global < 0.0f) {
-      report(result, {ScanFinding::Where::kGlobalScale, 0, 0, float_bits(global), describe_float("weight_scale_2", global)});
+      const Description found = describe_float("weight_scale_2", global);
+      report(result, {ScanFinding::Where::kGlobalScale, found.kind, 0, 0, float_bits(global), found.what});
     }
   }
   return result;

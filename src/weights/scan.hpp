@@ -12,7 +12,9 @@ namespace monomoe {
 
 struct ScanFinding {
   enum class Where : uint8_t { kCode, kScale, kGlobalScale };
+  enum class Kind : uint8_t { kNaN, kInfinite, kNegative, kZero };
   Where where = Where::kCode;
+  Kind kind = Kind::kNaN;
   int64_t row = 0, column = 0;  // of the code, or of the scale in its grid
   uint32_t bits = 0;            // as stored
   std::string what;             // "NaN code 0x7f", "negative scale -0.5"
@@ -23,9 +25,11 @@ struct ScanResult {
   std::vector<ScanFinding> findings;  // the first kMaxFindings, codes first, then scales
 };
 constexpr int64_t kMaxFindings = 8;  // kept per matrix
-constexpr const char* kScanRemedy = "such a value would turn outputs into NaN: export the tensor again";
 
-// A scale of zero is legal for blocks and groups; a zero weight_scale_2 is not.
+// What such a value would do, and the remedy: the end of a sentence.
+const char* scan_remedy(ScanFinding::Kind kind);
+
+// A scale of zero, -0 too, is legal for blocks and groups; a zero weight_scale_2 is not.
 ScanResult scan_matrix(const SourceMatrix& matrix);
 
 // Non-finite values of a BF16 or F32 array ([rows, columns]), e.g. the router's weight.

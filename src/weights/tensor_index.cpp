@@ -29,7 +29,7 @@ Result<std::vector<IndexedTensor>> parse_tensor_index(std::span<const uint8_t> j
                     "remove it to read every shard",
                     printable(file)));
   }
-  ProblemList problems;
+  ProblemList problems(20, printable(file) + ": ");
   std::vector<IndexedTensor> out;
   for (const auto& [tensor, shard] : root["weight_map"].items()) {
     if (!shard.is_string()) {
@@ -46,7 +46,7 @@ Result<std::vector<IndexedTensor>> parse_tensor_index(std::span<const uint8_t> j
     out.push_back({tensor, name});
   }
   if (problems.empty() && out.empty()) problems.add("weight_map names no tensor; fetch the index again, or remove it to read every shard");
-  if (!problems.empty()) return bad_input(fmt::format("{}: {}", printable(file), problems.text()));
+  if (!problems.empty()) return bad_input(problems.text());
   return out;
 }
 

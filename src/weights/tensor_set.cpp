@@ -55,12 +55,12 @@ Result<void> TensorSet::load_all() {
     return bad_input(
         fmt::format("{}: found no *.safetensors file and no {}; wanted a checkpoint directory", printable(directory_), kIndexFileName));
   }
-  ProblemList problems;
+  ProblemList problems(20, printable(directory_) + ": ");
   std::unordered_map<std::string_view, const SafetensorsFile*> owners;
   for (const std::string& name : names.value()) {
     Result<SafetensorsFile> file = SafetensorsFile::open(join(directory_, name));
     if (!file) {
-      problems.add(file.error().message);
+      problems.add_lines(file.error().message);
       continue;
     }
     files_.push_back(std::make_unique<SafetensorsFile>(file.take()));
@@ -76,7 +76,7 @@ Result<void> TensorSet::load_all() {
       }
     }
   }
-  if (!problems.empty()) return bad_input(fmt::format("{}: {}", printable(directory_), problems.text()));
+  if (!problems.empty()) return bad_input(problems.text());
   return {};
 }
 
@@ -87,7 +87,7 @@ Result<void> TensorSet::load_indexed() {
   Result<std::vector<IndexedTensor>> index = parse_tensor_index(map.value().bytes(), index_path);
   if (!index) return index.error();
 
-  ProblemList problems;
+  ProblemList problems(20, printable(join(directory_, "")));  // each sentence begins with a file of the directory
   std::map<std::string, const SafetensorsFile*> shards;  // nullptr: could not be opened
   std::map<std::string, int64_t> wanted_from;            // tensors per shard, for the message of a missing one
   for (const IndexedTensor& item : index.value()) ++wanted_from[item.shard];
@@ -95,13 +95,13 @@ Result<void> TensorSet::load_indexed() {
     const std::string path = join(directory_, shard);
     std::error_code error;
     if (!fs::exists(path, error)) {
-      problems.add(fmt::format("{} is missing; the index places {} tensor(s) in it; fetch the file", printable(shard), count));
+      problems.add(fmt::format("{}: the file is missing; the index places {} tensor(s) in it; fetch it", printable(shard), count));
       shards[shard] = nullptr;
       continue;
     }
     Result<SafetensorsFile> file = SafetensorsFile::open(path);
     if (!file) {
-      problems.add(file.error().message);
+      problems.add_lines(file.error().message);
       shards[shard] = nullptr;
       continue;
     }
@@ -113,15 +113,15 @@ Result<void> TensorSet::load_indexed() {
     shard_of.emplace(item.tensor, item.shard);
     const SafetensorsFile* shard = shards[item.shard];
     if (shard == nullptr) {
-      problems.add(fmt::format("tensor \"{}\" is missing with its file {}", printable(item.tensor), printable(item.shard)));
+      problems.add(fmt::format("{}: tensor \"{}\" is missing with its file", printable(item.shard), printable(item.tensor)));
     } else if (const TensorEntry* entry = shard->find(item.tensor)) {
       tensors_.push_back({entry, shard});
     } else {
-      problems.add(fmt::format("tensor \"{}\" is not in {}, where the index places it; fetch the file and the index of the same version",
-                               printable(item.tensor), printable(item.shard)));
+      problems.add(fmt::format("{}: tensor \"{}\" is not in this file, where the index places it; fetch the file and the index of the same version",
+                               printable(item.shard), printable(item.tensor)));
     }
   }
-  if (!problems.empty()) return bad_input(fmt::format("{}: {}", printable(index_path), problems.text()));
+  if (!problems.empty()) return bad_input(problems.text());
 
   for (const auto& file : files_) {
     const std::string name = base_name(file->path());

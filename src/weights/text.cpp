@@ -37,9 +37,32 @@ std::string shape_text(std::span<const int64_t> shape) {
   return out;
 }
 
+std::string ranges_text(std::span<const int64_t> numbers) {
+  std::string out;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t last = i;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
+    out += out.empty() ? "" : ", ";
+    out += last == i ? fmt::format("{}", numbers[i]) : fmt::format("{}..{}", numbers[i], numbers[last]);
+    i = last + 1;
+  }
+  return out;
+}
+
 void ProblemList::add(std::string sentence) {
   ++count_;
-  if (kept_.size() < limit_) kept_.push_back(std::move(sentence));
+  if (kept_.size() < limit_) kept_.push_back(prefix_ + sentence);
+}
+
+void ProblemList::add_lines(std::string_view text) {
+  constexpr std::string_view kBetween = "\n  ";
+  while (true) {
+    const size_t end = text.find(kBetween);
+    ++count_;
+    if (kept_.size() < limit_) kept_.emplace_back(text.substr(0, end));
+    if (end == std::string_view::npos) return;
+    text.remove_prefix(end + kBetween.size());
+  }
 }
 
 std::string ProblemList::text(std::string_view separator) const {

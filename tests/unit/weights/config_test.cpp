@@ -64,6 +64,20 @@ TEST(Config, SwigluLimit) {
   }
 }
 
+TEST(Config, ScalingFactorsThatFp32CannotHoldAreRefused) {
+  for (const char* wrong : {"1e300", "-1", "NaN", "Infinity", "0", "1e-300"}) {
+    expect_error(parse_model_config(std::string("{\"routed_scaling_factor\":") + wrong + "}", "dir/config.json"),
+                 {"dir/config.json", "\"routed_scaling_factor\"", "wanted a positive number"});
+  }
+  EXPECT_EQ(parsed(R"({"routed_scaling_factor":2.5})").routed_scaling_factor, 2.5);
+}
+
+TEST(Config, ActivationsOtherThanSiluAreRefused) {
+  for (const char* fine : {"silu", "SiLU", "swiglu", "swish"}) parsed(std::string("{\"hidden_act\":\"") + fine + "\"}");
+  for (const char* wrong : {"\"gelu\"", "\"relu2\"", "7"})
+    expect_error(parse_model_config(std::string("{\"hidden_act\":") + wrong + "}", "dir/config.json"), {"dir/config.json", "\"hidden_act\"", wrong});
+}
+
 TEST(Config, PythonsWordsInsideStringsStay) {
   EXPECT_EQ(parsed(R"({"model_type":"NaN \" Infinity","swiglu_limit":Infinity})").model_type, "NaN \" Infinity");
 }

@@ -60,10 +60,24 @@ TEST(Names, FusedAndUnknownTensorsAreKnownAsSuch) {
   EXPECT_EQ(parse_moe_name("layers.1.ffn.experts.4.w9.weight")->kind, Kind::kUnknownExpert);
 }
 
+TEST(Names, OddNumbersAreKnownAsSuch) {
+  for (const char* number : {"03", "-1", "+1", "100000", "99999999999999999999", "00"}) {
+    const std::string expert = std::string("layers.1.ffn.experts.") + number + ".w1.weight";
+    ASSERT_TRUE(parse_moe_name(expert).has_value()) << number;
+    EXPECT_EQ(parse_moe_name(expert)->kind, Kind::kOddExpert) << number;
+    EXPECT_EQ(parse_moe_name(expert)->number, number);
+    const std::string layer = std::string("model.layers.") + number + ".mlp.experts.0.gate_proj.weight";
+    ASSERT_TRUE(parse_moe_name(layer).has_value()) << number;
+    EXPECT_EQ(parse_moe_name(layer)->kind, Kind::kOddLayer) << number;
+    EXPECT_EQ(parse_moe_name(layer)->number, number);
+  }
+  EXPECT_EQ(parse_moe_name("layers.1.ffn.experts.gate.weight")->kind, Kind::kFused);
+}
+
 TEST(Names, OtherTensorsAreNoMoeTensors) {
   for (const char* name :
        {"", "layers", "layers.", "layers.0", "layers.0.ffn", "model.layers.0.mlp.gate_proj.weight", "layers.0.attn.wq.weight",
-        "layers.-1.ffn.gate.weight", "layers.00.ffn.gate.weight", "layers.999999.ffn.gate.weight", "layers.x.ffn.gate.weight",
+        "layers.-1.attn.wq.weight", "layers.00.mlp.gate_proj.weight", "layers.", "layers.7", "layers.x.ffn.gate.weight",
         "head.weight", "encoder.layers.0.mlp.gate.weight"}) {
     EXPECT_FALSE(parse_moe_name(name).has_value()) << name;
   }

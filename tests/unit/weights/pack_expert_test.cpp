@@ -203,6 +203,20 @@ TEST(PackExpert, NanScalesDoNotDecideTheShift) {
   EXPECT_EQ(max_abs_product(mx), 0x1p-127);
 }
 
+// A scale of -0 is packed as the zero it is: the same bytes as 0.
+TEST(PackExpert, ABlockScaleOfMinusZeroIsPackedAsZero) {
+  const Problem problem{.hidden = 128, .intermediate = 128, .experts = 1, .topk = 1, .weights = WeightFormat::kNvfp4};
+  std::vector<uint8_t> codes(128 * 64, 0x9A), packed[2];
+  for (int i = 0; i < 2; ++i) {
+    std::vector<uint8_t> scales(128 * 8, 0x38);
+    scales[17] = i == 0 ? 0x80 : 0x00;
+    const SourceMatrix matrix{WeightFormat::kNvfp4, ScaleType::kE4m3, 128, 128, codes.data(), scales.data(), 1.0f};
+    packed[i].resize(static_cast<size_t>(expert_layout(problem).bytes));
+    ASSERT_TRUE(pack_expert({matrix, matrix, matrix}, problem, packed[i].data()).ok());
+  }
+  EXPECT_EQ(packed[0], packed[1]);
+}
+
 TEST(PackExpert, ErrorsNameMatrixFoundAndWanted) {
   const Problem p = problem_of({256, 128}, WeightFormat::kNvfp4);
   const RandomExpert e = random_expert(p, 7);

@@ -77,11 +77,15 @@ TEST(Scan, Nvfp4BlockScalesNanAndNegativeEvenWithZeroNibbles) {
   h.codes.assign(h.codes.size(), 0);
   h.scales[4 + 2] = 0x7F;
   h.scales[8 + 3] = 0xFF;
-  h.scales[0] = 0x80;
+  h.scales[0] = 0x80;  // -0 is a zero
+  h.scales[2] = 0x81;
   h.scales[1] = 0xB8;
   const ScanResult result = scan_matrix(h.matrix);
   ASSERT_EQ(result.count, 4);
-  EXPECT_EQ(result.findings[1].what, "the negative scale -1 (0xb8)");
+  EXPECT_EQ(result.findings[0].what, "the negative scale -1 (0xb8)");
+  EXPECT_EQ(result.findings[0].kind, ScanFinding::Kind::kNegative);
+  EXPECT_EQ(result.findings[1].column, 2);
+  EXPECT_EQ(result.findings[2].kind, ScanFinding::Kind::kNaN);
   EXPECT_EQ(result.findings[2].row, 1);
   EXPECT_EQ(result.findings[2].column, 2);
   EXPECT_EQ(result.findings[2].what, "the NaN scale 0x7f");
@@ -126,6 +130,17 @@ TEST(Scan, EveryPositionOfEveryChunkIsSeen) {
     ASSERT_EQ(result.count, 1);
     EXPECT_EQ(result.findings[0].column, static_cast<int64_t>(at));
   }
+}
+
+TEST(Scan, TheRemedySaysWhatTheValueWouldDo) {
+  Held h = held(WeightFormat::kNvfp4, ScaleType::kE4m3, 1, 16, {0x38});
+  const auto remedy = [&h](float global) {
+    h.matrix.global_scale = global;
+    return std::string(scan_remedy(scan_matrix(h.matrix).findings.at(0).kind));
+  };
+  EXPECT_NE(remedy(NAN).find("NaN"), std::string::npos);
+  EXPECT_NE(remedy(INFINITY).find("infinities"), std::string::npos);
+  for (const float finite : {0.0f, -1.0f}) EXPECT_EQ(remedy(finite).find("NaN"), std::string::npos) << finite;
 }
 
 TEST(Scan, FloatsOfBf16AndF32) {

@@ -69,8 +69,8 @@ TEST(TensorSet, EverythingTheIndexMissesIsListed) {
   shard(dir, "a.safetensors", {{"x", 1}});
   index(dir, R"({"x":"a.safetensors","y":"a.safetensors","p":"gone1.safetensors","q":"gone2.safetensors","r":"gone2.safetensors"})");
   expect_error(TensorSet::open(dir.path()),
-               {"gone1.safetensors is missing; the index places 1 tensor", "gone2.safetensors is missing; the index places 2",
-                "\"y\" is not in a.safetensors", "\"p\" is missing with its file gone1", "\"q\"", "\"r\""});
+               {"/gone1.safetensors: the file is missing; the index places 1 tensor", "/gone2.safetensors: the file is missing; the index places 2",
+                "/a.safetensors: tensor \"y\" is not in this file", "/gone1.safetensors: tensor \"p\" is missing with its file", "\"q\"", "\"r\""});
 }
 
 TEST(TensorSet, LongListsAreCutAndCounted) {
@@ -85,7 +85,7 @@ TEST(TensorSet, ADamagedShardIsListedBesideMissingOnes) {
   TempDir dir;
   dir.write("bad.safetensors", "short");
   index(dir, R"({"x":"bad.safetensors","y":"gone.safetensors"})");
-  expect_error(TensorSet::open(dir.path()), {"bad.safetensors", "has 5 bytes", "gone.safetensors is missing"});
+  expect_error(TensorSet::open(dir.path()), {"bad.safetensors", "has 5 bytes", "gone.safetensors: the file is missing"});
 }
 
 TEST(TensorSet, AHostileIndexIsRefused) {
