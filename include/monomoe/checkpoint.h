@@ -8,6 +8,10 @@
 extern "C" {
 #endif
 
+// Tensor files and checkpoints are mapped while their handles are open. A file that another program makes shorter meanwhile raises
+// SIGBUS where its lost part is read. The library installs no signal handler: replace files by renaming, never in place, or handle
+// the signal in the program.
+
 // ---- Tensor files (safetensors) ------------------------------------------------------------------------------------------------
 
 typedef struct monomoe_tensor {

@@ -8,10 +8,16 @@
 #include "layer/arguments.hpp"
 #include "layer/checkpoint.hpp"
 #include "layer/error_state.hpp"
+#include "layer/layer_rules.hpp"
 #include "weights/router.hpp"
+#include "weights/text.hpp"
 
 namespace monomoe::layer {
 namespace {
+
+std::string place(const LayerWeights& layer) {
+  return fmt::format("{}, layer {}", printable(layer.files->directory()), layer.layer.label());
+}
 
 Result<void> check_layer_number(int32_t layer) {
   return layer < 0 ? Result<void>(usage_error(fmt::format("layer is {}, wanted 0 or more", layer))) : Result<void>{};
@@ -45,13 +51,12 @@ Result<void> route_tokens(const monomoe_checkpoint& checkpoint, int32_t layer, c
   auto loaded = load(checkpoint, layer, false, 1);
   if (!loaded) return loaded.error();
   if (!loaded.value().router) {
-    return bad_input(fmt::format("{}, layer {}: no router (gate.weight); give topk_ids and topk_weights",
-                                 checkpoint.files.tensors().directory(), layer));
+    return bad_input(fmt::format("{}: no router (gate.weight); give topk_ids and topk_weights", place(loaded.value())));
   }
   const bool is_hash = loaded.value().router->table != nullptr;
   if (is_hash && token_ids == nullptr && num_tokens != 0) {
     return usage_error(
-        fmt::format("layer {} takes its experts from the token ids: token_ids is NULL, wanted {} of them", layer, num_tokens));
+        fmt::format("{} takes its experts from the token ids: token_ids is NULL, wanted I64 [{}]", place(loaded.value()), num_tokens));
   }
   auto config = checkpoint.files.router_config(loaded.value());
   if (!config) return config.error();
@@ -64,7 +69,7 @@ Result<void> route_tokens(const monomoe_checkpoint& checkpoint, int32_t layer, c
   const std::span<const int64_t> ids =
       is_hash ? std::span<const int64_t>(token_ids, static_cast<size_t>(num_tokens)) : std::span<const int64_t>{};
   auto routing = route(*loaded.value().router, config.value(), rows, num_tokens, ids);
-  if (!routing) return routing.error();
+  if (!routing) return Error{routing.error().status, fmt::format("{}: {}", place(loaded.value()), routing.error().message)};
   std::memcpy(topk_ids, routing.value().ids.data(), routing.value().ids.size() * sizeof(int64_t));
   std::memcpy(topk_weights, routing.value().weights.data(), routing.value().weights.size() * sizeof(float));
   return {};
@@ -77,14 +82,17 @@ Result<void> pack_shared(const monomoe_context& context, const monomoe_checkpoin
   auto loaded = load(checkpoint, layer, true, context.num_threads);
   if (!loaded) return loaded.error();
   if (!loaded.value().shared) {
-    return bad_input(fmt::format("{}, layer {}: no shared expert", checkpoint.files.tensors().directory(), layer));
+    return bad_input(fmt::format("{}: no shared expert", place(loaded.value())));
+  }
+  if (const std::string refusal = shared_expert_refusal(loaded.value()); !refusal.empty()) {
+    return bad_input(fmt::format("{}, shared expert: {}", place(loaded.value()), refusal));
   }
   const SourceExpert& shared = *loaded.value().shared;
   auto placement = PlacementTable::even(1, context.num_ranks);
   if (!placement) return placement.error();
   const LayerSource source{loaded.value().hidden, shared.gate.rows, loaded.value().shared_format, {&shared, 1}, limit.value(), false};
   auto packed = pack_weights(context, source, placement.take());
-  if (!packed) return Error{packed.error().status, fmt::format("layer {}, shared expert: {}", layer, packed.error().message)};
+  if (!packed) return Error{packed.error().status, fmt::format("{}, shared expert: {}", place(loaded.value()), packed.error().message)};
   *weights = packed.value().release();
   return {};
 }
@@ -101,11 +109,12 @@ Result<std::unique_ptr<monomoe_weights>> pack_routed(const monomoe_context& cont
                                                      const monomoe_placement* placement, float swiglu_limit) {
   auto limit = limit_or_config(swiglu_limit, config);
   if (!limit) return limit.error();
+  if (auto legal = check_rules(layer); !legal) return legal.error();
   auto table = make_placement(placement, static_cast<int64_t>(layer.experts.size()), context.num_ranks);
   if (!table) return table.error();
   const LayerSource source{layer.hidden, layer.intermediate, layer.format, layer.experts, limit.value(), false};
   auto packed = pack_weights(context, source, table.take());
-  if (!packed) return Error{packed.error().status, fmt::format("layer {}: {}", layer.layer.label(), packed.error().message)};
+  if (!packed) return Error{packed.error().status, fmt::format("{}: {}", place(layer), packed.error().message)};
   return packed;
 }
 

@@ -9,6 +9,8 @@
 #include "layer/arguments.hpp"
 #include "layer/checkpoint.hpp"
 #include "layer/error_state.hpp"
+#include "layer/layer_rules.hpp"
+#include "weights/completeness.hpp"
 #include "weights/text.hpp"
 
 namespace monomoe::layer {
@@ -28,78 +30,119 @@ std::string quoted_after(std::string_view sentence, std::string_view before) {
   return end == std::string_view::npos ? std::string() : std::string(sentence.substr(begin, end - begin));
 }
 
-// "x.safetensors" in `tensor "..." (x.safetensors): ...`.
-std::string file_behind_tensor(std::string_view sentence) {
-  const size_t at = sentence.find("\" (");
-  if (at == std::string_view::npos) return {};
-  const size_t end = sentence.find(')', at);
-  return end == std::string_view::npos ? std::string() : std::string(sentence.substr(at + 3, end - at - 3));
+// "x.safetensors" in `tensor "..." (x.safetensors)`, or in `DIR/x.safetensors: ...`.
+std::string file_of(std::string_view sentence, std::string_view directory) {
+  if (const size_t at = sentence.find("tensor \""); at != std::string_view::npos) {
+    const size_t quote = sentence.find('"', at + 8);
+    if (quote != std::string_view::npos && sentence.substr(quote).starts_with("\" (")) {
+      const size_t end = sentence.find(')', quote);
+      if (end != std::string_view::npos) return std::string(sentence.substr(quote + 3, end - quote - 3));
+    }
+  }
+  if (!sentence.starts_with(directory) || !sentence.substr(directory.size()).starts_with('/')) return {};
+  sentence.remove_prefix(directory.size() + 1);
+  const size_t end = sentence.find(": ");
+  return end == std::string_view::npos || sentence.starts_with(',') ? std::string() : std::string(sentence.substr(0, end));
 }
 
-Json problem(std::string_view where, std::string_view sentence) {
-  std::string tensor = quoted_after(sentence, "tensor \"");
-  if (tensor.empty()) tensor = quoted_after(sentence, "missing: \"");
-  return {{"file", file_behind_tensor(sentence)}, {"tensor", tensor}, {"where", where}, {"what", sentence}};
+// The tensor a sentence is about; of an expert that is missing as a whole the first of its tensors.
+std::string tensor_of(std::string_view sentence) {
+  for (const std::string_view before : {"missing: \"", "tensor \""}) {
+    if (std::string name = quoted_after(sentence, before); !name.empty()) return name;
+  }
+  constexpr std::string_view kWhole = " as a whole (";
+  const size_t at = sentence.find(kWhole);
+  if (at == std::string_view::npos) return {};
+  const std::string_view names = sentence.substr(at + kWhole.size());
+  return std::string(names.substr(0, names.find(',')));
 }
+
+class Report {
+ public:
+  explicit Report(const std::string& directory) : directory_(printable(directory)) {
+    while (directory_.size() > 1 && directory_.ends_with('/')) directory_.pop_back();
+  }
+
+  void add_problem(std::string_view where, std::string_view sentence) {
+    problems_.push_back({{"file", file_of(sentence, directory_)}, {"tensor", tensor_of(sentence)}, {"where", where}, {"what", sentence}});
+  }
+  void add_problems(std::string_view where, std::string_view message);
+  void add_note(std::string note) { notes_.push_back(std::move(note)); }
+  void add_layer(const std::string& label) { layers_.push_back(label); }
+  bool has_layers() const { return !layers_.empty(); }
+  std::string text() const {
+    const Json report = {{"ok", problems_.empty()}, {"layers", layers_}, {"problems", problems_}, {"notes", notes_}};
+    return report.dump(-1, ' ', false, Json::error_handler_t::replace);
+  }
+
+ private:
+  std::string directory_;
+  Json problems_ = Json::array(), notes_ = Json::array(), layers_ = Json::array();
+};
 
 // Messages that list several problems hold one in each line, indented; the line before them is a headline.
-void add_problems(std::string_view where, std::string_view message, Json& problems) {
+void Report::add_problems(std::string_view where, std::string_view message) {
   size_t begin = message.find("\n  ");
-  if (begin == std::string_view::npos) {
-    problems.push_back(problem(where, message));
-    return;
-  }
+  if (begin == std::string_view::npos) return add_problem(where, message);
   const std::string_view headline = message.substr(0, begin);
-  if (!headline.ends_with(':')) problems.push_back(problem(where, headline));
+  if (!headline.ends_with(':')) add_problem(where, headline);
   while (begin != std::string_view::npos) {
     begin += 3;
     const size_t end = message.find("\n  ", begin);
-    problems.push_back(problem(where, message.substr(begin, end == std::string_view::npos ? end : end - begin)));
+    add_problem(where, message.substr(begin, end == std::string_view::npos ? end : end - begin));
     begin = end;
   }
 }
 
-void verify_layer(const Checkpoint& checkpoint, LayerId id, Json& problems, Json& notes) {
+void verify_layer(const Checkpoint& checkpoint, LayerId id, Report& report) {
   const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const std::string where = "layer " + id.label();
   auto loaded = checkpoint.load_layer(id, {.scan_values = true, .threads = threads, .max_problems = kMaxListed});
-  if (!loaded) return add_problems(where, loaded.error().message, problems);
-  for (const std::string& note : loaded.value().notes) notes.push_back(where + ": " + note);
-  if (loaded.value().format == WeightFormat::kBf16)
-    notes.push_back(where + ": experts are bf16 and must be quantised before the layer runs");
-  if (!loaded.value().router) notes.push_back(where + ": no router; topk_ids and topk_weights must be given");
-  if (!loaded.value().router) return;
-  if (const auto config = checkpoint.router_config(loaded.value()); !config) problems.push_back(problem(where, config.error().message));
+  if (!loaded) {
+    report.add_problems(where, loaded.error().message);
+    // The rules and the router's numbers can be told beside bad values.
+    loaded = checkpoint.load_layer(id, {.scan_values = false, .threads = 1});
+    if (!loaded) return;
+  }
+  const LayerWeights& layer = loaded.value();
+  for (const std::string& note : layer.notes) report.add_note(where + ": " + note);
+  for (const std::string& sentence : broken_rules(layer)) report.add_problem(where, sentence);
+  if (const std::string refusal = shared_expert_refusal(layer); !refusal.empty())
+    report.add_note(fmt::format("{}: the shared expert cannot be added: {}", where, refusal));
+  if (!layer.router) return report.add_note(where + ": no router; topk_ids and topk_weights must be given");
+  if (const auto config = checkpoint.router_config(layer); !config) report.add_problems(where, config.error().message);
 }
 
-std::string report_text(const Json& problems, const Json& notes, const Json& layers) {
-  Json report = {{"ok", problems.empty()}, {"layers", layers}, {"problems", problems}, {"notes", notes}};
-  return report.dump(-1, ' ', false, Json::error_handler_t::replace);
+void verify_whole(const Checkpoint& checkpoint, Report& report) {
+  const Completeness found = check_completeness(checkpoint);
+  for (const std::string& sentence : found.problems) report.add_problem("files", sentence);
+  for (const std::string& note : found.notes) report.add_note(note);
 }
 
 std::string verify(const std::string& directory, int32_t only_layer) {
-  Json problems = Json::array(), notes = Json::array(), layers = Json::array();
+  Report report(directory);
   auto opened = Checkpoint::open(directory);
   if (!opened) {
-    add_problems("files", opened.error().message, problems);
-    return report_text(problems, notes, layers);
+    report.add_problems("files", opened.error().message);
+    return report.text();
   }
   const Checkpoint& checkpoint = opened.value();
   for (const LayerSummary& summary : checkpoint.layers()) {
     if (only_layer >= 0 && (summary.layer.mtp || summary.layer.index != only_layer)) continue;
-    layers.push_back(summary.layer.label());
-    verify_layer(checkpoint, summary.layer, problems, notes);
+    report.add_layer(summary.layer.label());
+    verify_layer(checkpoint, summary.layer, report);
   }
-  if (layers.empty()) {
-    problems.push_back(problem(
-        "files", only_layer < 0 ? fmt::format("{}: no MoE layer", printable(directory))
-                                : fmt::format("{}: layer {} is no MoE layer of this checkpoint", printable(directory), only_layer)));
+  if (!report.has_layers()) {
+    report.add_problem("files", only_layer < 0
+                                    ? fmt::format("{}: no MoE layer", printable(directory))
+                                    : fmt::format("{}: layer {} is no MoE layer of this checkpoint", printable(directory), only_layer));
   }
+  if (only_layer < 0) verify_whole(checkpoint, report);
   for (const UnusedTensor& unused : checkpoint.unused()) {
-    notes.push_back(fmt::format("unused: {}{}{}: {}", printable(unused.file), unused.tensor.empty() ? "" : ", ", printable(unused.tensor),
+    report.add_note(fmt::format("unused: {}{}{}: {}", printable(unused.file), unused.tensor.empty() ? "" : ", ", printable(unused.tensor),
                                 unused.reason));
   }
-  return report_text(problems, notes, layers);
+  return report.text();
 }
 
 }  // namespace

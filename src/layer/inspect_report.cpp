@@ -9,6 +9,7 @@
 #include "layer/arguments.hpp"
 #include "layer/checkpoint.hpp"
 #include "layer/error_state.hpp"
+#include "layer/layer_rules.hpp"
 #include "layer/parallel.hpp"
 #include "plan/problem_text.hpp"
 #include "weights/conversion_cost.hpp"
@@ -78,6 +79,15 @@ Json router_report(const Checkpoint& checkpoint, const LayerWeights& layer) {
   return report;
 }
 
+Json shared_report(const LayerWeights& layer) {
+  if (!layer.shared) return nullptr;
+  Json report = {{"format", weight_format_text(layer.shared_format)}, {"intermediate", layer.shared->gate.rows}};
+  const std::string refusal = shared_expert_refusal(layer);
+  report["usable"] = refusal.empty();
+  if (!refusal.empty()) report["why_not"] = refusal;
+  return report;
+}
+
 struct NamedMatrix {
   std::string tensor;
   const SourceMatrix* matrix;
@@ -105,15 +115,19 @@ Result<Json> matrices_report(const LayerWeights& layer) {
 
 Result<Json> layer_report(const Checkpoint& checkpoint, LayerId id) {
   Json report = {{"layer", id.label()}};
+  const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const auto scanned = checkpoint.load_layer(id, {.scan_values = true, .threads = threads});
+  // Bad values make the layer unusable, but its matrices can still be told.
   auto loaded = checkpoint.load_layer(id, {.scan_values = false, .threads = 1});
-  if (!loaded) {
-    report["usable"] = false;
-    report["why_not"] = loaded.error().message;
-    return report;
+  ProblemList reasons;
+  if (!scanned) reasons.add(scanned.error().message);
+  if (loaded) {
+    if (const auto legal = check_rules(loaded.value()); !legal) reasons.add(legal.error().message);
   }
+  report["usable"] = reasons.empty();
+  if (!reasons.empty()) report["why_not"] = reasons.text();
+  if (!loaded) return report;
   const LayerWeights& layer = loaded.value();
-  report["usable"] = layer.format != WeightFormat::kBf16;
-  if (layer.format == WeightFormat::kBf16) report["why_not"] = "the experts are bf16: quantise them first (monomoe pack --to)";
   report["format"] = weight_format_text(layer.format);
   report["hidden"] = layer.hidden;
   report["intermediate"] = layer.intermediate;
@@ -121,8 +135,7 @@ Result<Json> layer_report(const Checkpoint& checkpoint, LayerId id) {
   report["topk"] = checkpoint.config().topk ? Json(*checkpoint.config().topk) : Json(nullptr);
   report["swiglu_limit"] = checkpoint.config().swiglu_limit ? Json(*checkpoint.config().swiglu_limit) : Json(nullptr);
   report["router"] = router_report(checkpoint, layer);
-  report["shared_expert"] =
-      layer.shared ? Json{{"format", weight_format_text(layer.shared_format)}, {"intermediate", layer.shared->gate.rows}} : Json(nullptr);
+  report["shared_expert"] = shared_report(layer);
   report["notes"] = layer.notes;
   auto matrices = matrices_report(layer);
   if (!matrices) return matrices.error();

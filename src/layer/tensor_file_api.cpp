@@ -1,6 +1,7 @@
 // Tensor files through the ABI: a safetensors file mapped read-only, and one written whole or not at all.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <climits>
 #include <memory>
 #include <string>
@@ -40,6 +41,16 @@ Result<void> describe(const monomoe_tensor_file& file, size_t index, monomoe_ten
   tensor.bytes = entry.bytes;
   *out = tensor;
   return {};
+}
+
+// What a file holds, for the message of a tensor that is absent.
+std::string names_of(const std::vector<TensorEntry>& tensors) {
+  if (tensors.empty()) return "the file holds no tensor";
+  constexpr size_t kTold = 6;
+  std::string names;
+  for (size_t i = 0; i < std::min(kTold, tensors.size()); ++i) names += fmt::format("{}'{}'", i == 0 ? "" : ", ", printable(tensors[i].name));
+  if (tensors.size() > kTold) names += fmt::format(" and {} more", tensors.size() - kTold);
+  return "the file holds " + names;
 }
 
 Result<NamedTensor> tensor_to_write(const monomoe_tensor& tensor, int64_t index) {
@@ -112,7 +123,10 @@ monomoe_status monomoe_tensor_file_find(const monomoe_tensor_file* file, const c
     if (auto given = require_pointer(name, "name"); !given) return given;
     if (auto given = require_pointer(tensor, "tensor"); !given) return given;
     const TensorEntry* entry = file->file.find(name);
-    if (entry == nullptr) return bad_input(fmt::format("{}: no tensor '{}'", file->file.path(), printable(name)));
+    if (entry == nullptr) {
+      return bad_input(
+          fmt::format("{}: no tensor '{}'; {}: add it", printable(file->file.path()), printable(name), names_of(file->file.tensors())));
+    }
     return describe(*file, static_cast<size_t>(entry - file->file.tensors().data()), tensor);
   });
 }
@@ -120,6 +134,7 @@ monomoe_status monomoe_tensor_file_find(const monomoe_tensor_file* file, const c
 monomoe_status monomoe_tensor_file_write(const char* path, const monomoe_tensor* tensors, int64_t count) {
   return guarded([&]() -> Result<void> {
     if (auto given = require_pointer(path, "path"); !given) return given;
+    if (*path == '\0') return usage_error("path is empty; name the file to write");
     if (count < 0) return usage_error(fmt::format("count is {}, wanted 0 or more", count));
     if (tensors == nullptr && count != 0) return usage_error("tensors is NULL");
     std::vector<NamedTensor> named;
