@@ -29,8 +29,11 @@ monomoe_layer_info find_layer(const PlanOptions& options, int32_t& layer) {
   constexpr int32_t kMostDenseLayers = 1024;
   monomoe_layer_info info = {};
   info.struct_size = sizeof(info);
-  for (layer = 0; layer < kMostDenseLayers; ++layer)
-    if (monomoe_checkpoint_layer_info(checkpoint.get(), layer, &info) == MONOMOE_OK) return info;
+  for (layer = 0; layer < kMostDenseLayers; ++layer) {
+    const monomoe_status status = monomoe_checkpoint_layer_info(checkpoint.get(), layer, &info);
+    if (status == MONOMOE_OK) return info;
+    if (status != MONOMOE_USAGE) check(status, Origin::kFile);  // a layer that is there and broken, not one that has no experts
+  }
   layer = 0;
   return layer_info(checkpoint.get(), layer);  // fails with the reason why layer 0 is none
 }
@@ -47,7 +50,7 @@ monomoe_problem problem_of(PlanOptions options, int32_t& layer) {
     take(options.hidden, info.hidden);
     take(options.intermediate, info.intermediate);
     take(options.experts, info.num_experts);
-    if (info.topk > 0) take(options.topk, info.topk);
+    if (info.topk >= 0) take(options.topk, info.topk);
     problem.format = info.format;
   }
   if (!options.weights.empty()) problem.format = *format_from_word(options.weights);

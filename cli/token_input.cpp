@@ -78,7 +78,7 @@ void load_for_router(const std::string& path, const monomoe_tensor_file* file, c
   if (!layer.has_router)
     input_error(fmt::format("{}: no tensors 'topk_ids' and 'topk_weights', and {} has no router that could decide; add both tensors", path,
                             where));
-  if (layer.topk < 1)
+  if (layer.topk < 0)
     input_error(fmt::format("{}: no tensors 'topk_ids' and 'topk_weights', and config.json of {} does not say how many experts a token "
                             "takes (num_experts_per_tok); add both tensors",
                             path, where));
