@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "command.hpp"
+#include "file_fault.hpp"
 #include "output.hpp"
 
 namespace monomoe::cli {
@@ -72,4 +73,7 @@ ExitCode guarded(int argc, char** argv) {
 }  // namespace
 }  // namespace monomoe::cli
 
-int main(int argc, char** argv) { return static_cast<int>(monomoe::cli::guarded(argc, argv)); }
+int main(int argc, char** argv) {
+  monomoe::cli::report_file_faults();
+  return static_cast<int>(monomoe::cli::guarded(argc, argv));
+}
