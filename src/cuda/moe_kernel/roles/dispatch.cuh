@@ -56,52 +56,58 @@ __device__ __forceinline__ uint64_t send_routes(const Params& params, int64_t to
   return static_cast<uint64_t>(__reduce_or_sync(0xFFFFFFFFu, high)) << 32 | __reduce_or_sync(0xFFFFFFFFu, low);
 }
 
-// Eight neighbouring channels a lane, 256 a warp.
-__device__ __forceinline__ void load_eight(const Params& params, int64_t token, int64_t channel, bool live, float (&x)[8]) {
+// Eight neighbouring channels of the row: bf16, or codes (x, y) in a row that is quantised already.
+__device__ __forceinline__ uint4 load_eight(const Params& params, int64_t token, int64_t channel) {
   uint4 v = make_uint4(0, 0, 0, 0);
-  if (live) v = __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(params.x) + token * params.problem.hidden + channel));
-  const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = bf16_decode(static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2))));
+  if (channel >= params.problem.hidden) return v;
+  const int64_t at = token * params.problem.hidden + channel;
+  if (params.x_scales == nullptr) return __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(params.x) + at));
+  const uint2 codes = __ldg(reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(params.x) + at));
+  v.x = codes.x;
+  v.y = codes.y;
+  return v;
 }
 
-__device__ __forceinline__ void given_eight(const Params& params, int64_t token, int64_t channel, bool live, uint32_t (&words)[2], float& scale) {
-  words[0] = words[1] = 0;
-  scale = 0.0f;
-  if (!live) return;
-  const uint2 v = __ldg(reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(params.x) + token * params.problem.hidden + channel));
-  words[0] = v.x;
-  words[1] = v.y;
-  scale = __ldg(params.x_scales + token * params.problem.hidden_blocks() + channel / kBlockK);
-}
-
-// Channels [256 * part, ...) in steps of 256 * parts.
-__device__ __forceinline__ void send_row(const Params& params, int64_t token, uint64_t serving, int part, int parts, int lane) {
+// 256 channels from base on, to every rank that serves the token.
+__device__ __forceinline__ void send_channels(const Params& params, int64_t token, int64_t base, uint4 v, uint64_t serving, int lane) {
   const Problem& p = params.problem;
-#pragma unroll 4
-  for (int64_t base = part * 256; base < p.hidden; base += parts * 256) {
-    const int64_t channel = base + lane * 8;
-    const bool live = channel < p.hidden;
-    uint32_t words[2];
-    float scale;
-    if (params.x_scales != nullptr) {
-      given_eight(params, token, channel, live, words, scale);
-    } else {
-      float x[8];
-      load_eight(params, token, channel, live, x);
-      quantise_eight(x, words, scale);
-    }
-    const uint4 chunk = physical_chunk(words, lane);
-    const int64_t group = base / kBlockK + lane / 16;
-    if (!live) continue;
-    for (uint64_t left = serving; left != 0; left &= left - 1) {
-      const int dst = __ffsll(static_cast<long long>(left)) - 1;
-      const bool own = dst == params.self;
-      const int64_t row = own ? token : peer_block(params.self, dst) * p.capacity + token;
-      uint8_t* codes = own ? params.workspace + params.local.own_codes : params.peers[dst] + params.symmetric.row_codes;
-      uint8_t* scales = own ? params.workspace + params.local.own_scales : params.peers[dst] + params.symmetric.row_scales;
-      if (lane % 16 < 8) *reinterpret_cast<uint4*>(codes + row * p.hidden + group * kBlockK + (lane % 8) * 16) = chunk;
-      if (lane % 16 == 8) reinterpret_cast<float*>(scales)[row * p.hidden_blocks() + group] = scale;
+  const int64_t group = base / kBlockK + lane / 16;
+  const bool live = base + lane * 8 < p.hidden;
+  uint32_t words[2] = {v.x, v.y};
+  float scale = 0.0f;
+  if (params.x_scales == nullptr) {
+    const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
+    float x[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = bf16_decode(static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2))));
+    quantise_eight(x, words, scale);
+  } else if (live) {
+    scale = __ldg(params.x_scales + token * p.hidden_blocks() + group);
+  }
+  const uint4 chunk = physical_chunk(words, lane);
+  if (!live) return;
+  for (uint64_t left = serving; left != 0; left &= left - 1) {
+    const int dst = __ffsll(static_cast<long long>(left)) - 1;
+    const bool own = dst == params.self;
+    const int64_t row = own ? token : peer_block(params.self, dst) * p.capacity + token;
+    uint8_t* codes = own ? params.workspace + params.local.own_codes : params.peers[dst] + params.symmetric.row_codes;
+    uint8_t* scales = own ? params.workspace + params.local.own_scales : params.peers[dst] + params.symmetric.row_scales;
+    if (lane % 16 < 8) *reinterpret_cast<uint4*>(codes + row * p.hidden + group * kBlockK + (lane % 8) * 16) = chunk;
+    if (lane % 16 == 8) reinterpret_cast<float*>(scales)[row * p.hidden_blocks() + group] = scale;
+  }
+}
+
+// Channels [256 * part, ...) in steps of 256 * parts; loads in batches, since each comes from memory.
+__device__ __forceinline__ void send_row(const Params& params, int64_t token, uint64_t serving, int part, int parts, int lane) {
+  constexpr int kBatch = 4;
+  const int64_t step = parts * 256;
+  for (int64_t first = part * 256; first < params.problem.hidden; first += kBatch * step) {
+    uint4 v[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) v[i] = load_eight(params, token, first + i * step + lane * 8);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (first + i * step < params.problem.hidden) send_channels(params, token, first + i * step, v[i], serving, lane);
     }
   }
 }
