@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -63,7 +64,9 @@ class Report {
     while (directory_.size() > 1 && directory_.ends_with('/')) directory_.pop_back();
   }
 
+  // What config.json gets wrong is found again by each layer and told once.
   void add_problem(std::string_view where, std::string_view sentence) {
+    if (!told_.emplace(sentence).second) return;
     problems_.push_back({{"file", file_of(sentence, directory_)}, {"tensor", tensor_of(sentence)}, {"where", where}, {"what", sentence}});
   }
   void add_problems(std::string_view where, std::string_view message);
@@ -77,6 +80,7 @@ class Report {
 
  private:
   std::string directory_;
+  std::set<std::string> told_;
   Json problems_ = Json::array(), notes_ = Json::array(), layers_ = Json::array();
 };
 
@@ -110,7 +114,7 @@ void verify_layer(const Checkpoint& checkpoint, LayerId id, Report& report) {
   if (const std::string refusal = shared_expert_refusal(layer); !refusal.empty())
     report.add_note(fmt::format("{}: the shared expert cannot be added: {}", where, refusal));
   if (!layer.router) return report.add_note(where + ": no router; topk_ids and topk_weights must be given");
-  if (const auto config = checkpoint.router_config(layer); !config) report.add_problems(where, config.error().message);
+  if (const auto config = checkpoint.router_config(layer); !config) report.add_problems("router", config.error().message);
 }
 
 void verify_whole(const Checkpoint& checkpoint, Report& report) {

@@ -277,6 +277,10 @@ std::string contradicts_config(WeightFormat format, const FormatHints& hints) {
   if (std::find(std::begin(kMethods), std::end(kMethods), quant.quant_method) == std::end(kMethods)) {
     return differs("quant_method", quant.quant_method, false);
   }
+  const bool stated_nvfp4 = quant.moe_quant_algo.find("nvfp4") != std::string::npos || quant.quant_algo.find("nvfp4") != std::string::npos;
+  if (stated_nvfp4 && format == WeightFormat::kNvfp4 && quant.group_size && *quant.group_size != kNvfp4Group) {
+    return differs("group_size", fmt::to_string(*quant.group_size), false) + fmt::format(" (groups of {})", kNvfp4Group);
+  }
   if (!quant.moe_quant_algo.empty()) {
     const bool wants_nvfp4 = quant.moe_quant_algo.find("nvfp4") != std::string::npos;
     const bool wants_mxfp4 = quant.moe_quant_algo.find("mxfp4") != std::string::npos;

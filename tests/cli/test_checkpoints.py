@@ -183,6 +183,7 @@ class Whole(Broken):
     def test_contradictions_are_noted(self):
         for config, words in (({"topk_method": "foo"}, 'topk_method "foo"'), ({"n_shared_experts": 0}, "states no shared expert"),
                               ({"n_shared_experts": 1}, f"1 shared expert(s) of {INTERMEDIATE} channels, the tensors hold {2 * INTERMEDIATE}"),
+                              ({"quantization_config": {"quant_algo": "NVFP4", "group_size": 32}}, "group_size 32, the experts' tensors are NVFP4"),
                               ({"quantization_config": {"quant_method": "awq"}}, "quant_method awq, the experts' tensors are NVFP4")):
             self.assertIn(words, self.notes(self.model(**config)))
         self.assertEqual(self.notes(self.model()), "")
@@ -228,6 +229,9 @@ class Router(Broken):
             self.assertIn(found, router["why_not"])
             self.run_refused(checkpoint, "config.json", key, found, ids=False)
             self.run_layer(checkpoint, self.tokens())  # the input's own routing does not need them
+
+    def test_a_wrong_number_is_told_once_for_all_layers(self):
+        self.problem(self.model(layers=(0, 1), num_hidden_layers=2, n_group=4), "n_group")
 
     def test_values_that_are_refused(self):
         for key, value in (("routed_scaling_factor", 1e300), ("routed_scaling_factor", -1.0), ("routed_scaling_factor", float("nan")),
