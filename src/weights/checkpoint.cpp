@@ -19,6 +19,15 @@ std::string file_of(const LocatedTensor& tensor) {
   return path.substr(path.rfind('/') + 1);
 }
 
+std::string odd_layer(std::string_view number) {
+  return fmt::format("the layer number \"{}\" is not written as 0 to 99999", printable(number));
+}
+
+std::string odd_expert(const LocatedTensor& tensor, std::string_view number) {
+  return fmt::format("tensor \"{}\" ({}): found the expert number \"{}\", wanted 0 to 99999 without a sign or leading zeros: rename the tensor",
+                     printable(tensor.entry->name), printable(file_of(tensor)), printable(number));
+}
+
 // Endings of tensors that would change an expert's result if they were left out.
 bool changes_result(std::string_view name) {
   for (const std::string_view ending : {"bias", "pre_quant_scale", "zero_point", "zeros", "weight_shape", "g_idx"}) {
@@ -76,8 +85,7 @@ Result<void> Checkpoint::sort_names() {
     const std::optional<MoeTensorName> name = parse_moe_name(tensor.entry->name);
     if (!name) continue;
     if (name->kind == Kind::kOddLayer) {
-      unknown_.push_back({file_of(tensor), tensor.entry->name,
-                          fmt::format("the layer number \"{}\" is not written as 0 to 99999", printable(name->number))});
+      unknown_.push_back({file_of(tensor), tensor.entry->name, odd_layer(name->number)});
       continue;
     }
     std::shared_ptr<LayerTensors>& slot = layers_[name->layer];
@@ -109,10 +117,7 @@ Result<void> Checkpoint::sort_names() {
         layer.fused.push_back(tensor);
         break;
       case Kind::kOddExpert:
-        layer.refused.push_back(
-            fmt::format("tensor \"{}\" ({}): found the expert number \"{}\", wanted 0 to 99999 without a sign or leading zeros: rename "
-                        "the tensor",
-                        printable(tensor.entry->name), printable(file_of(tensor)), printable(name->number)));
+        layer.refused.push_back(odd_expert(tensor, name->number));
         break;
       case Kind::kOddLayer:
         break;

@@ -37,7 +37,8 @@ struct Decision {
   SourceMatrix matrix{};
 
   Error missing(std::string_view parts) const {
-    return bad_input(fmt::format("missing: {} (beside tensor \"{}\" ({}), {} {}); fetch the shard that holds it", parts, printable(weight.entry->name), file_word(weight),
+    return bad_input(fmt::format("missing: {} (beside tensor \"{}\" ({}), {} {}); fetch the shard that holds it", parts,
+                                 printable(weight.entry->name), file_word(weight),
                                  dtype_name(weight.entry->dtype), shape_text(weight.entry->shape)));
   }
   std::string name_of(std::string_view part) const { return fmt::format("\"{}.{}\"", printable(base_name), part); }

@@ -162,7 +162,8 @@ class Chooser {
 Result<void> look_up(const RouterTensors& t, int64_t topk, int64_t token, int64_t token_id, int64_t* ids) {
   if (token_id < 0 || token_id >= t.vocabulary) {
     return bad_input(
-        fmt::format("token {}: token id {}, wanted 0 to {} (the rows of tid2eid); correct token_ids (I64, one for each token)", token, token_id, t.vocabulary - 1));
+        fmt::format("token {}: token id {}, wanted 0 to {} (the rows of tid2eid); correct token_ids (I64, one for each token)",
+                    token, token_id, t.vocabulary - 1));
   }
   for (int64_t slot = 0; slot < topk; ++slot) {
     ids[slot] = load_id(t.table_type, t.table, token_id * topk + slot);
