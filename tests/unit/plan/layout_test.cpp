@@ -191,6 +191,7 @@ TEST(MemoryLayout, RegionsFollowEachOtherAlignedWithoutOverlap) {
                     {w.expert_begin, 8 * (slots + 1)},
                     {w.block_begin, 8 * (slots + 1)},
                     {w.block_done, 4 * (routes / block + slots)},
+                    {w.blocks, 16 * (routes / block + slots)},
                     {w.routes, 16 * routes},
                     {w.mid_scales, 4 * routes * mid_blocks},
                     {w.mid_codes, routes * mid_blocks * 128}},
