@@ -1,7 +1,54 @@
-// Library statuses as exit codes.
+// Library statuses as exit codes, its sentences in the words of the command line.
 #include "failure.hpp"
 
+#include <fmt/format.h>
+
 namespace monomoe::cli {
+namespace {
+
+// What a program that calls the library would do, and what someone at the command line can do instead.
+constexpr std::pair<std::string_view, std::string_view> kWords[] = {
+    {"options->vector_bits", "--vector-bits"},
+    {"options->backend", "--backend"},
+    {"options->num_ranks", "--ranks"},
+    {"options->num_threads", "--threads"},
+    {"options->timeout_ms", "--timeout in ms"},
+    {"options->geometry", "--geometry"},
+    {"options->format", "--weights"},
+    {"options->num_layers", "--layers"},
+    {"options->num_experts", "--experts"},
+    {"options->num_tokens", "--tokens"},
+    {"; monomoe_plan says how much", "; `monomoe plan` says how much"},
+    {"use fewer threads or ranks,", "use fewer threads or ranks (--threads, --ranks),"},
+    {"use fewer ranks or threads,", "use fewer ranks or threads (--ranks, --threads),"},
+    {"lower the capacity or the number of ranks", "lower --capacity or --ranks"},
+    {"; the workspace is poisoned: destroy it and create it anew", ""},
+    {"; destroy it and create it anew", ""},
+};
+
+std::string in_command_line_words(std::string sentence, monomoe_status status) {
+  for (const auto& [library, command_line] : kWords) {
+    for (size_t at = 0; (at = sentence.find(library, at)) != std::string::npos; at += command_line.size())
+      sentence.replace(at, library.size(), command_line);
+  }
+  if (status == MONOMOE_TIMEOUT) sentence += "; run it again with a longer --timeout";
+  return sentence;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  std::string safe;
+  for (const char letter : text) {
+    const auto byte = static_cast<unsigned char>(letter);
+    if ((byte < 0x20 && letter != '\n') || byte == 0x7F) {
+      safe += fmt::format("\\x{:02x}", byte);
+    } else {
+      safe += letter;
+    }
+  }
+  return safe;
+}
 
 ExitCode exit_code(monomoe_status status, Origin origin) {
   switch (status) {
@@ -20,7 +67,7 @@ ExitCode exit_code(monomoe_status status, Origin origin) {
 
 void check(monomoe_status status, Origin origin) {
   if (status == MONOMOE_OK) return;
-  const std::string sentence = monomoe_last_error();
+  const std::string sentence = in_command_line_words(monomoe_last_error(), status);
   throw Failure(exit_code(status, origin),
                 sentence.empty() ? std::string("the library failed without a sentence: ") + monomoe_status_name(status) : sentence);
 }

@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "monomoe/monomoe.h"
@@ -18,9 +19,12 @@ enum class ExitCode : int {
   kInternal = 5,
 };
 
+// Control characters as \xNN, so that a sentence shows what a file or an argument holds and cannot steer the terminal. Newlines stay.
+std::string printable(std::string_view text);
+
 class Failure : public std::runtime_error {
  public:
-  Failure(ExitCode code, const std::string& sentence) : std::runtime_error(sentence), code_(code) {}
+  Failure(ExitCode code, const std::string& sentence) : std::runtime_error(printable(sentence)), code_(code) {}
   ExitCode code() const { return code_; }
 
  private:
@@ -36,7 +40,7 @@ enum class Origin { kCommandLine, kFile };
 
 ExitCode exit_code(monomoe_status status, Origin origin = Origin::kCommandLine);
 
-// Throws the library's last error unless the status is OK.
+// Throws the library's last error, in the words of the command line, unless the status is OK.
 void check(monomoe_status status, Origin origin = Origin::kCommandLine);
 
 }  // namespace monomoe::cli

@@ -6,8 +6,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <numeric>
 
@@ -52,7 +54,7 @@ std::vector<CLI::Option*> add_layer_options(CLI::App& parser, LayerOptions& opti
       parser.add_option("--ranks", options.num_ranks, "ranks of this run, all in this process [1]")->check(CLI::Range(1, 64)),
       parser.add_option("--tokens-per-rank", options.tokens_per_rank, "rows of each rank in order, a,b,..; zeros are legal [as even as possible]"),
       parser.add_option("--capacity", options.capacity, "most tokens a rank may bring [the largest rank's tokens]")
-          ->check(CLI::Range(int64_t{0}, int64_t{1} << 40)),
+          ->check(CLI::Range(int64_t{0}, int64_t{1} << 20)),
       parser.add_option("--placement", options.placement, "file of lines 'expert rank' or 'expert rank slot' [in order, even]"),
       parser.add_option("--shared-expert", options.shared_expert, "on adds the shared expert to y [off]")->check(CLI::IsMember({"on", "off"})),
       parser.add_option("--swiglu-limit", options.swiglu_limit_word, "clamp of gate and up; 0 or inf is none [config.json's]"),
@@ -67,14 +69,16 @@ std::string LayerOptions::where() const { return fmt::format("{}, layer {}", dir
 std::optional<float> LayerOptions::swiglu_limit() const {
   if (swiglu_limit_word.empty()) return std::nullopt;
   char* end = nullptr;
+  errno = 0;
   const double value = std::strtod(swiglu_limit_word.c_str(), &end);
-  if (*end != '\0' || std::isnan(value) || std::signbit(value))
+  const bool out_of_range = errno == ERANGE;
+  if (*end != '\0' || std::isnan(value) || value < 0)
     usage_error(fmt::format("--swiglu-limit {}: wanted a number above 0, or 0 or inf for no clamp", swiglu_limit_word));
   const auto limit = static_cast<float>(value);
   // A limit that only rounding turns into "none" was not meant as none.
-  if ((limit == 0 && value != 0) || (std::isinf(limit) && !std::isinf(value)))
+  if (out_of_range || (limit == 0 && value != 0) || (std::isinf(limit) && !std::isinf(value)))
     usage_error(fmt::format("--swiglu-limit {}: no such number in fp32; give 0 or inf for no clamp", swiglu_limit_word));
-  return std::isinf(limit) ? 0.0f : limit;
+  return std::isinf(limit) || limit == 0 ? 0.0f : limit;  // -0 is 0
 }
 
 std::vector<int64_t> LayerOptions::dealt(int64_t tokens) const {
@@ -116,19 +120,41 @@ std::optional<monomoe_format> format_from_word(const std::string& word) {
   return std::nullopt;
 }
 
-void check_output_path(const std::string& output, const std::string& input) {
-  namespace fs = std::filesystem;
+namespace {
+
+namespace fs = std::filesystem;
+
+// Writing OUT must not change the checkpoint that is read: neither one of its files, by whatever name, nor the set of its shards.
+void check_not_of_checkpoint(const std::string& output, const std::string& directory) {
+  std::error_code ignored;
+  const fs::path path(output);
+  for (fs::directory_iterator entry(directory, ignored), end; entry != end; entry.increment(ignored))
+    if (fs::equivalent(path, entry->path(), ignored))
+      usage_error(fmt::format("--output {} is the file {} of the checkpoint; name another file", output, entry->path().string()));
+  const fs::path folder = fs::weakly_canonical(path.has_parent_path() ? path.parent_path() : fs::path("."), ignored);
+  const fs::path checkpoint = fs::canonical(directory, ignored);
+  const bool inside = !checkpoint.empty() && std::mismatch(checkpoint.begin(), checkpoint.end(), folder.begin(), folder.end()).first == checkpoint.end();
+  if (inside && path.extension() == ".safetensors")
+    usage_error(fmt::format("--output {} would become a shard of the checkpoint {}; name a file outside it", output, directory));
+}
+
+}  // namespace
+
+void check_output_path(const std::string& output, const LayerOptions& layer) {
   std::error_code ignored;
   const fs::path path(output);
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   if (!fs::is_directory(folder, ignored))
     usage_error(fmt::format("--output {}: directory {} does not exist; create it first", output, folder.string()));
-  if (fs::exists(path, ignored) && !fs::is_regular_file(path, ignored))
+  if (!path.has_filename() || (fs::exists(path, ignored) && !fs::is_regular_file(path, ignored)))
     usage_error(fmt::format("--output {}: is there and is no regular file; name a file", output));
-  if (fs::equivalent(path, fs::path(input), ignored))
-    usage_error(fmt::format("--output {} is the input file {}; name another file", output, input));
+  if (fs::equivalent(path, fs::path(layer.input), ignored))
+    usage_error(fmt::format("--output {} is the input file {}; name another file", output, layer.input));
+  if (!layer.placement.empty() && fs::equivalent(path, fs::path(layer.placement), ignored))
+    usage_error(fmt::format("--output {} is the placement file {}; name another file", output, layer.placement));
+  check_not_of_checkpoint(output, layer.directory);
   if (access(folder.c_str(), W_OK) != 0)
-    usage_error(fmt::format("--output {}: no right to write in directory {}", output, folder.string()));
+    input_error(fmt::format("--output {}: no right to write in directory {}: {}", output, folder.string(), std::strerror(errno)));
 }
 
 }  // namespace monomoe::cli

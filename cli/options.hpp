@@ -45,7 +45,7 @@ std::vector<CLI::Option*> add_layer_options(CLI::App& parser, LayerOptions& opti
 
 std::optional<monomoe_format> format_from_word(const std::string& word);
 
-// Refuses what can be known to fail before hours of computing: no directory, no right to write, the input itself.
-void check_output_path(const std::string& output, const std::string& input);
+// Refuses what can be known to fail or to do harm before hours of computing: no directory, no right to write, a file that is read.
+void check_output_path(const std::string& output, const LayerOptions& layer);
 
 }  // namespace monomoe::cli

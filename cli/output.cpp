@@ -11,15 +11,16 @@
 
 namespace monomoe::cli {
 
-void print(std::string_view text) {
+void print(std::string_view text, const std::string& written) {
   errno = 0;
   if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
-  throw Failure(ExitCode::kBadInput, fmt::format("standard output cannot be written: {}", std::strerror(errno)));
+  throw Failure(ExitCode::kBadInput, fmt::format("standard output cannot be written: {}{}", std::strerror(errno),
+                                              written.empty() ? "" : "; " + written + " was written and is whole"));
 }
 
-void print_json(const Json& json) {
+void print_json(const Json& json, const std::string& written) {
   // Names come from files: bytes that are not UTF-8 are replaced, so that the output is JSON whatever the input was.
-  print(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  print(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n", written);
 }
 
 Json parse_report(const char* text) {
@@ -31,7 +32,7 @@ Json parse_report(const char* text) {
 namespace {
 
 std::string scalar_text(const Json& value) {
-  if (value.is_string()) return value.get<std::string>();
+  if (value.is_string()) return printable(value.get<std::string>());
   if (value.is_number_float()) return fmt::format("{:.6g}", value.get<double>());
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
   if (value.is_null()) return "-";

@@ -14,9 +14,9 @@ namespace monomoe::cli {
 
 using Json = nlohmann::ordered_json;
 
-// Writes and flushes; throws Failure when the text did not arrive.
-void print(std::string_view text);
-void print_json(const Json& json);
+// Writes and flushes; throws Failure when the text did not arrive. `written` names what the command has put on disk by then: it stays.
+void print(std::string_view text, const std::string& written = {});
+void print_json(const Json& json, const std::string& written = {});
 
 // A report of the library as JSON; throws Failure (internal) if it is none.
 Json parse_report(const char* text);

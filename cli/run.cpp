@@ -78,7 +78,7 @@ std::string times_text(const Json& times) {
 
 ExitCode run_layer(const RunOptions& options) {
   const Timer total;
-  check_output_path(options.output, options.layer.input);
+  check_output_path(options.output, options.layer);
   const LayerJob job = prepare_layer(options.layer);
   ForwardResult routed = forward_routed(job);
   Json times = {{"load", job.load_seconds}, {"route", job.route_seconds}, {"pack", routed.pack_seconds}, {"forward", forward_json(routed)}};
@@ -97,7 +97,7 @@ ExitCode run_layer(const RunOptions& options) {
   json["times"] = times;
   json["bytes"] = {{"input", job.input.bytes}, {"output", output_bytes}, {"per_rank", bytes_per_rank(job)}};
   if (options.json) {
-    print_json(json);
+    print_json(json, options.output);
     return ExitCode::kOk;
   }
   std::string text = job_text(job);
@@ -109,7 +109,7 @@ ExitCode run_layer(const RunOptions& options) {
     regions += fmt::format("{}{} {}", regions.empty() ? "" : ", ", region, bytes_text(bytes.get<double>()));
   text += regions + fmt::format("\noutput     {}: y BF16 {}, expert_counts, topk_ids, topk_weights\n", options.output,
                                 shape_text(std::vector<int64_t>{job.input.tokens, job.info.hidden}));
-  print(text);
+  print(text, options.output);
   return ExitCode::kOk;
 }
 

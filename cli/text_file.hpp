@@ -14,11 +14,15 @@ struct TextLine {
   std::string text;
 };
 
+// Refuses directories, more bytes than a list of lines can be meant to have, and a pipe that nothing is written to.
 std::vector<TextLine> read_lines(const std::string& path);
 
 // The words between spaces, or between separators when one is given (then empty words count).
 std::vector<std::string> split_words(std::string_view text);
 std::vector<std::string> split_at(std::string_view text, char separator);
+
+// The beginning of a text too long for a sentence.
+std::string shortened(std::string_view text);
 
 // A whole word as a decimal number; empty if it is none.
 std::optional<int64_t> whole_number(std::string_view word);

@@ -32,10 +32,24 @@ std::string problem_text(const Json& problem) {
   return text + what;
 }
 
-ExitCode verify_files(const VerifyOptions& options) {
+// What is no problem of the checkpoint but of what was asked: a directory that cannot be read, a layer that it does not have.
+void check_there(const LayerOptions& options) {
   std::error_code error;
-  if (!std::filesystem::is_directory(options.layer.directory, error))
-    input_error(fmt::format("{}: is no directory that can be read; wanted a checkpoint directory", options.layer.directory));
+  const std::filesystem::directory_iterator entries(options.directory, error);
+  if (error)
+    input_error(fmt::format("{}: cannot be read: {}; wanted a checkpoint directory", options.directory, error.message()));
+  if (options.layer < 0) return;
+  monomoe_checkpoint* handle = nullptr;
+  if (monomoe_checkpoint_open(options.directory.c_str(), &handle) != MONOMOE_OK) return;  // the report says why
+  const Checkpoint checkpoint(handle);
+  monomoe_layer_info info = {};
+  info.struct_size = sizeof(info);
+  const monomoe_status status = monomoe_checkpoint_layer_info(checkpoint.get(), options.layer, &info);
+  if (status == MONOMOE_USAGE) check(status);
+}
+
+ExitCode verify_files(const VerifyOptions& options) {
+  check_there(options.layer);
   char* report = nullptr;
   check(monomoe_checkpoint_verify(options.layer.directory.c_str(), options.layer.layer, &report));
   const Text owner(report);
@@ -89,7 +103,7 @@ ExitCode verify_layer(const VerifyOptions& options) {
   if (options.layer.layer < 0) usage_error("verify with --input checks one layer; give --layer L");
   if (options.layer.shared_expert == "on")
     usage_error("verify compares the routed experts' sum, to which --shared-expert on adds nothing to check; leave it out");
-  if (!options.output.empty()) check_output_path(options.output, options.layer.input);
+  if (!options.output.empty()) check_output_path(options.output, options.layer);
   const LayerJob job = prepare_layer(options.layer);
   std::vector<uint16_t> y(job.input.x.size());
   const std::vector<monomoe_tokens> tokens = job.tokens_view(job.input.ids, job.input.weights, job.input.topk, y.data());
@@ -105,9 +119,10 @@ ExitCode verify_layer(const VerifyOptions& options) {
   if (options.json) {
     Json all = job_json(job, "verify");
     all.update(json);
-    print_json(all);
+    print_json(all, options.output);
   } else {
-    print(job_text(job) + report_text(json) + (ok ? "verify: inside the derived bound\n" : "verify: OUTSIDE the derived bound\n"));
+    print(job_text(job) + report_text(json) + (ok ? "verify: inside the derived bound\n" : "verify: OUTSIDE the derived bound\n"),
+          options.output);
   }
   return verdict(ok);
 }

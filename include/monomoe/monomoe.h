@@ -92,7 +92,7 @@ typedef struct monomoe_expert {
 } monomoe_expert;
 
 // Where experts live. count entries: expert[i] is held by rank[i] in slot[i] (slots of a rank: 0..n-1, each once). Every expert needs at
-// least one entry; more are redundant copies. A rank may hold none.
+// least one entry; more are redundant copies, at most 4 * num_ranks of an expert. A rank may hold none.
 typedef struct monomoe_placement {
   int64_t count;
   const int32_t* expert;

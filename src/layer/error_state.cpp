@@ -4,6 +4,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 
 namespace monomoe::layer {
 namespace {
@@ -36,18 +37,33 @@ monomoe_status record_failure(const Error& error) noexcept {
   return status;
 }
 
+namespace {
+
+monomoe_status record_unexpected(const std::exception& exception) noexcept {
+  try {
+    return record_failure(internal_error(std::string("unexpected fault inside the library: ") + exception.what()));
+  } catch (...) {
+    return record_fixed(MONOMOE_INTERNAL, "unexpected fault inside the library");
+  }
+}
+
+}  // namespace
+
 monomoe_status record_exception() noexcept {
   try {
     throw;
   } catch (const std::bad_alloc&) {
     return record_fixed(MONOMOE_UNAVAILABLE,
                         "out of memory: the machine has less free memory than this call needs; monomoe_plan says how much");
+  } catch (const std::system_error& error) {
+    // A thread could not be started: too many of them, or no address space for their stacks.
+    if (error.code() == std::errc::resource_unavailable_try_again)
+      return record_fixed(MONOMOE_UNAVAILABLE,
+                          "the system gives this process no more threads, or no memory for their stacks; use fewer threads or ranks, or "
+                          "raise its limits (ulimit -u, ulimit -v)");
+    return record_unexpected(error);
   } catch (const std::exception& exception) {
-    try {
-      return record_failure(internal_error(std::string("unexpected fault inside the library: ") + exception.what()));
-    } catch (...) {
-      return record_fixed(MONOMOE_INTERNAL, "unexpected fault inside the library");
-    }
+    return record_unexpected(exception);
   } catch (...) {
     return record_fixed(MONOMOE_INTERNAL, "unexpected fault inside the library");
   }

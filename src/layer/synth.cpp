@@ -1,4 +1,4 @@
-// monomoe_synth: a checkpoint written to OUT.partial and renamed when all of it is there.
+// monomoe_synth: a checkpoint written beside OUT under a temporary name and renamed when all of it is there.
 #include <fmt/format.h>
 
 #include <cerrno>
@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/partial_name.hpp"
 #include "layer/arguments.hpp"
 #include "layer/error_state.hpp"
 #include "layer/synth_tensors.hpp"
@@ -28,33 +29,39 @@ constexpr uint64_t kShardBytes = 2'000'000'000;
 constexpr int64_t kMaxSynthLayers = 1000;
 constexpr int64_t kMaxSynthTokens = int64_t{1} << 24;
 
-// The directory under construction: removed unless it was put in place.
+// The directory under construction, new beside the target under a name of its own: removed, with parents made for it, unless it was put
+// in place.
 class PartialDirectory {
  public:
-  static Result<PartialDirectory> create(const fs::path& target) {
-    std::error_code code;
-    if (fs::exists(target, code) && !(fs::is_directory(target, code) && fs::is_empty(target, code))) {
-      return usage_error(
-          fmt::format("{} exists and is not an empty directory; choose another name or remove it", printable(target.string())));
-    }
+  static Result<PartialDirectory> create(const fs::path& wanted) {
+    auto target = usable_target(wanted);
+    if (!target) return target.error();
     PartialDirectory directory;
-    directory.target_ = target;
-    directory.partial_ = target.string() + ".partial";
-    fs::remove_all(directory.partial_, code);  // left over from a run that was killed
-    if (!fs::create_directories(directory.partial_, code)) {
-      return bad_input(fmt::format("cannot create {}: {}", printable(directory.partial_.string()), code.message()));
+    directory.target_ = target.take();
+    if (auto made = directory.make_parents(directory.target_.parent_path()); !made) return made.error();
+    std::error_code code;
+    bool made = false;
+    for (int attempt = 0; attempt < kPartialAttempts && !made && !code; ++attempt) {
+      directory.partial_ = partial_name(directory.target_.string());
+      made = fs::create_directory(directory.partial_, code);  // false without a code: the name is taken
     }
+    if (!made) return bad_input(fmt::format("cannot create {}: {}", printable(directory.partial_.string()), code.message()));
     directory.owned_ = true;
     return directory;
   }
   PartialDirectory(PartialDirectory&& other) noexcept
-      : target_(std::move(other.target_)), partial_(std::move(other.partial_)), owned_(std::exchange(other.owned_, false)) {}
+      : target_(std::move(other.target_)),
+        partial_(std::move(other.partial_)),
+        parents_(std::exchange(other.parents_, {})),
+        owned_(std::exchange(other.owned_, false)) {}
   PartialDirectory& operator=(PartialDirectory&&) = delete;
   ~PartialDirectory() {
     std::error_code ignored;
     if (owned_) fs::remove_all(partial_, ignored);
+    for (; !parents_.empty(); parents_.pop_back()) fs::remove(parents_.back(), ignored);  // refused where others have put something
   }
 
+  const fs::path& path() const { return partial_; }
   std::string file(const std::string& name) const { return (partial_ / name).string(); }
   Result<void> put_in_place() {
     std::error_code code;
@@ -63,12 +70,46 @@ class PartialDirectory {
       return bad_input(
           fmt::format("cannot rename {} to {}: {}", printable(partial_.string()), printable(target_.string()), code.message()));
     owned_ = false;
+    parents_.clear();
     return {};
   }
 
  private:
   PartialDirectory() = default;
+
+  // What can be known to fail at the end fails here. A link to an empty directory stands for that directory.
+  static Result<fs::path> usable_target(const fs::path& wanted) {
+    std::error_code code;
+    const std::string name = printable(wanted.string());
+    if (fs::is_symlink(wanted, code) && !fs::exists(wanted, code))
+      return usage_error(fmt::format("{} is a link to nothing; choose another name or remove it", name));
+    if (!fs::exists(wanted, code)) return wanted;
+    if (!fs::is_directory(wanted, code)) return usage_error(fmt::format("{} exists and is no directory; choose another name or remove it", name));
+    const bool empty = fs::is_empty(wanted, code);
+    if (code) return bad_input(fmt::format("cannot read the directory {}: {}", name, code.message()));
+    if (!empty) return usage_error(fmt::format("{} exists and is not an empty directory; choose another name or remove it", name));
+    if (fs::equivalent(wanted, ".", code))
+      return usage_error(fmt::format("{} is the current directory, which cannot be replaced; go elsewhere or choose another name", name));
+    const fs::path real = fs::canonical(wanted, code);
+    if (code) return bad_input(fmt::format("cannot follow {}: {}", name, code.message()));
+    return real;
+  }
+
+  Result<void> make_parents(const fs::path& parent) {
+    std::error_code code, ignored;
+    if (parent.empty() || fs::is_directory(parent, ignored)) return {};
+    if (auto made = make_parents(parent.parent_path()); !made) return made;
+    if (fs::create_directory(parent, code)) {
+      parents_.push_back(parent);
+    } else if (!fs::is_directory(parent, ignored)) {
+      return bad_input(fmt::format("cannot create directory {}: {}", printable(parent.string()),
+                                   code ? code.message() : "a file has that name"));
+    }
+    return {};
+  }
+
   fs::path target_, partial_;
+  std::vector<fs::path> parents_;  // made here, outermost first
   bool owned_ = false;
 };
 
@@ -158,12 +199,12 @@ Result<SynthRequest> read_request(const monomoe_synth_options& options) {
   return SynthRequest{geometry, {layers, experts, format.value()}, tokens};
 }
 
-Result<void> check_space(const fs::path& parent, uint64_t wanted) {
+Result<void> check_space(const fs::path& directory, uint64_t wanted) {
   std::error_code code;
-  const fs::space_info space = fs::space(parent.empty() ? fs::path(".") : parent, code);
+  const fs::space_info space = fs::space(directory, code);
   if (!code && space.available < wanted) {
-    return unavailable(fmt::format("{} has {} bytes free, the checkpoint needs {}; free some, or ask for fewer layers or experts",
-                                   printable(parent.string()), space.available, wanted));
+    return unavailable(fmt::format("the disk of {} has {} bytes free, the checkpoint needs {}; free some, or ask for fewer layers or experts",
+                                   printable(directory.string()), space.available, wanted));
   }
   return {};
 }
@@ -178,7 +219,7 @@ Result<void> synthesise(const std::string& directory, const SynthRequest& reques
   uint64_t bytes = 0;
   for (const SynthTensor& tensor : tensors) bytes += tensor.bytes;
   for (const SynthTensor& tensor : input) bytes += tensor.bytes;
-  if (auto enough = check_space(fs::path(out.value().file("")), bytes); !enough) return enough;
+  if (auto enough = check_space(out.value().path(), bytes); !enough) return enough;
   if (auto written = write_checkpoint(out.value(), tensors, seed); !written) return written;
   if (auto written = write_text(out.value().file("config.json"), synth_config(*request.geometry, request.shape)); !written) return written;
   if (auto written = write_tensors(out.value().file("input.safetensors"), input, seed); !written) return written;
@@ -197,7 +238,7 @@ monomoe_status monomoe_synth(const char* directory, const monomoe_synth_options*
   return guarded([&]() -> Result<void> {
     if (auto given = require_pointer(directory, "directory"); !given) return given;
     if (auto given = require_struct(options, "options"); !given) return given;
-    if (*directory == '\0') return usage_error("directory is empty");
+    if (*directory == '\0') return usage_error("directory is an empty name; name the directory to write");
     auto request = read_request(*options);
     if (!request) return request.error();
     return synthesise(directory, request.value(), options->seed);

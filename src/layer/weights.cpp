@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "layer/arguments.hpp"
@@ -128,10 +130,12 @@ Result<float> checked_limit(float swiglu_limit) {
 
 Result<PlacementTable> make_placement(const monomoe_placement* placement, int64_t experts, int64_t ranks) {
   if (placement == nullptr) return PlacementTable::even(experts, ranks);
-  if (placement->count < 0)
-    return usage_error(fmt::format("placement->count is {}, wanted at least one entry per expert", placement->count));
-  if (placement->count > 0 && (placement->expert == nullptr || placement->rank == nullptr || placement->slot == nullptr)) {
-    return usage_error("placement->expert, placement->rank or placement->slot is NULL");
+  if (auto count = PlacementTable::check_count(experts, ranks, placement->count); !count) return count.error();
+  const std::pair<const int32_t*, std::string_view> arrays[] = {
+      {placement->expert, "placement->expert"}, {placement->rank, "placement->rank"}, {placement->slot, "placement->slot"}};
+  for (const auto& [array, argument] : arrays) {
+    if (auto given = require_pointer(array, argument); !given) return given.error();
+    if (auto aligned = require_aligned(array, alignof(int32_t), argument); !aligned) return aligned.error();
   }
   std::vector<PlacementEntry> entries;
   for (int64_t i = 0; i < placement->count; ++i) entries.push_back({placement->expert[i], placement->rank[i], placement->slot[i]});

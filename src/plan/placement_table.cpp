@@ -69,6 +69,14 @@ Result<PlacementTable> PlacementTable::even(int64_t experts, int64_t ranks) {
   return from_entries(experts, ranks, entries);
 }
 
+Result<void> PlacementTable::check_count(int64_t experts, int64_t ranks, int64_t count) {
+  if (auto checked = check_sizes(experts, ranks); !checked) return checked;
+  const int64_t most = kMaxCopiesPerRank * experts * ranks;
+  if (count >= experts && count <= most) return {};
+  return usage_error(fmt::format("placement: {} entries for {} experts on {} ranks; there must be {} to {} (an expert may have {} copies)",
+                                 count, experts, ranks, experts, most, kMaxCopiesPerRank * ranks));
+}
+
 Result<PlacementTable> PlacementTable::from_entries(int64_t experts, int64_t ranks, std::span<const PlacementEntry> entries) {
   if (auto checked = check_sizes(experts, ranks); !checked) return checked.error();
   const auto num_entries = static_cast<int64_t>(entries.size());
@@ -94,6 +102,10 @@ Result<PlacementTable> PlacementTable::from_entries(int64_t experts, int64_t ran
     if (table.copy_begin_[e + 1] == 0) {
       return usage_error(fmt::format("placement: expert {} of {} is on none of the {} ranks; every expert needs a rank and a slot", e,
                                      experts, ranks));
+    }
+    if (table.copy_begin_[e + 1] > kMaxCopiesPerRank * ranks) {
+      return usage_error(fmt::format("placement: expert {} has {} copies; on {} ranks an expert may have {}", e, table.copy_begin_[e + 1],
+                                     ranks, kMaxCopiesPerRank * ranks));
     }
     table.copy_begin_[e + 1] += table.copy_begin_[e];
   }

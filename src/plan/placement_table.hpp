@@ -12,6 +12,9 @@
 
 namespace monomoe {
 
+// An expert may have this many copies for each rank of the layer, wherever they are; more cannot be meant, and memory grows with them.
+inline constexpr int64_t kMaxCopiesPerRank = 4;
+
 struct PlacementEntry {
   int32_t expert;
   int32_t rank;
@@ -24,8 +27,10 @@ class PlacementTable {
   static Result<PlacementTable> even(int64_t experts, int64_t ranks);
 
   // Entries in any order. Every expert at least once, the slots of a rank 0..n-1 each once. More than one copy of an expert is
-  // legal, on one rank too.
+  // legal, on one rank too, up to kMaxCopiesPerRank * ranks.
   static Result<PlacementTable> from_entries(int64_t experts, int64_t ranks, std::span<const PlacementEntry> entries);
+  // Whether so many entries can be a placement: asked before they are read.
+  static Result<void> check_count(int64_t experts, int64_t ranks, int64_t count);
 
   // Points into this table: valid as long as the table is neither assigned to nor destroyed.
   PlacementView view() const;

@@ -1,4 +1,4 @@
-// open .partial, write, fsync, rename, fsync the directory.
+// open a new file beside OUT, write, fsync, rename, fsync the directory.
 #include "weights/safetensors_writer.hpp"
 
 #include <fcntl.h>
@@ -12,6 +12,7 @@
 #include <set>
 #include <utility>
 
+#include "base/partial_name.hpp"
 #include "weights/safetensors.hpp"
 #include "weights/text.hpp"
 
@@ -37,6 +38,17 @@ Result<uint64_t> spec_bytes(const TensorSpec& spec) {
   return bits / 8;
 }
 
+// The name as JSON text. A name that is not UTF-8 has none: written with other bytes in their place nobody would find the tensor again.
+Result<std::string> quoted_name(const std::string& name) {
+  if (name.empty()) return usage_error("a tensor has an empty name; give every tensor a name");
+  try {
+    return nlohmann::ordered_json(name).dump();
+  } catch (const nlohmann::ordered_json::type_error&) {
+    return usage_error(fmt::format("tensor name \"{}\" is not UTF-8, which names in a safetensors file must be; rename the tensor",
+                                   printable(name)));
+  }
+}
+
 struct Header {
   std::string text;
   uint64_t data_bytes = 0;
@@ -46,13 +58,17 @@ Result<Header> make_header(const std::vector<TensorSpec>& tensors, const std::ma
   Header header;
   // Text around dumped strings: an ordered JSON object searches linearly on insertion, and a checkpoint has many names.
   header.text = "{";
-  constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
-  if (!metadata.empty()) header.text += "\"__metadata__\":" + nlohmann::ordered_json(metadata).dump(-1, ' ', false, kReplace);
+  if (!metadata.empty()) {
+    constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
+    header.text += "\"__metadata__\":" + nlohmann::ordered_json(metadata).dump(-1, ' ', false, kReplace);
+  }
   std::set<std::string_view> names;
   for (const TensorSpec& spec : tensors) {
     if (spec.name == "__metadata__" || !names.insert(spec.name).second) {
       return usage_error(fmt::format("tensor name \"{}\" is reserved or used twice", printable(spec.name)));
     }
+    Result<std::string> name = quoted_name(spec.name);
+    if (!name) return name.error();
     Result<uint64_t> bytes = spec_bytes(spec);
     if (!bytes) return bytes.error();
     const uint64_t begin = header.data_bytes;
@@ -60,7 +76,7 @@ Result<Header> make_header(const std::vector<TensorSpec>& tensors, const std::ma
     std::string shape = "[";
     for (size_t i = 0; i < spec.shape.size(); ++i) shape += fmt::format("{}{}", i == 0 ? "" : ",", spec.shape[i]);
     header.text += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":{}],\"data_offsets\":[{},{}]}}", header.text.size() > 1 ? "," : "",
-                               nlohmann::ordered_json(spec.name).dump(-1, ' ', false, kReplace), dtype_name(spec.dtype), shape, begin,
+                               name.value(), dtype_name(spec.dtype), shape, begin,
                                header.data_bytes);
   }
   header.text += "}";
@@ -77,9 +93,11 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path, std
   if (!header) return header.error();
   SafetensorsWriter writer;
   writer.path_ = path;
-  writer.partial_ = path + ".partial";
   writer.declared_ = header.value().data_bytes;
-  writer.fd_ = ::open(writer.partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
+  for (int attempt = 0; attempt < kPartialAttempts && (attempt == 0 || errno == EEXIST) && writer.fd_ < 0; ++attempt) {
+    writer.partial_ = partial_name(path);
+    writer.fd_ = ::open(writer.partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644);
+  }
   if (writer.fd_ < 0) return write_error("create", writer.partial_);
   const std::string& text = header.value().text;
   uint8_t length[8];

@@ -1,5 +1,6 @@
-// Writes a safetensors file that appears whole or not at all: data goes to OUT.partial, which replaces OUT only when all of it is on
-// disk. On an error, or when the writer is dropped unfinished, the partial file is removed and an older OUT stays as it was.
+// Writes a safetensors file that appears whole or not at all: data goes to a new file OUT.partial-XXXXXXXX, which replaces OUT only when
+// all of it is on disk. On an error, or when the writer is dropped unfinished, that file is removed and an older OUT stays as it was.
+// Writers of one OUT do not meet: the last to finish wins whole.
 #pragma once
 
 #include <cstdint>

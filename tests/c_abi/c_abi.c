@@ -92,6 +92,48 @@ static void test_tensor_file(const char* directory) {
   file = NULL;
   EXPECT(monomoe_tensor_file_open(path, &file) == MONOMOE_OK);
   monomoe_tensor_file_close(file);
+  // Names: UTF-8 or nothing.
+  tensor.bytes = sizeof(values);
+  tensor.name = "caf\xe9";
+  EXPECT(monomoe_tensor_file_write(path, &tensor, 1) == MONOMOE_USAGE);
+  EXPECT(strstr(monomoe_last_error(), "caf\\xe9") != NULL && strstr(monomoe_last_error(), "UTF-8") != NULL);
+  tensor.name = "";
+  EXPECT(monomoe_tensor_file_write(path, &tensor, 1) == MONOMOE_USAGE);
+  tensor.name = "a";
+  EXPECT(monomoe_tensor_file_write("", &tensor, 1) == MONOMOE_USAGE && strstr(monomoe_last_error(), "path is empty") != NULL);
+  EXPECT(monomoe_synth("", NULL) == MONOMOE_USAGE);
+}
+
+// A count that cannot be meant is refused before an entry is read, as are arrays that no int32_t array can be.
+static void test_placement(const char* directory) {
+  char path[4096];
+  snprintf(path, sizeof(path), "%s/checkpoint", directory);
+  monomoe_context_options options = {sizeof(options), MONOMOE_BACKEND_CPU, 2, 2, 0, 0};
+  monomoe_context* context = NULL;
+  monomoe_checkpoint* checkpoint = NULL;
+  monomoe_weights* weights = NULL;
+  EXPECT(monomoe_context_create(&options, &context) == MONOMOE_OK);
+  EXPECT(monomoe_checkpoint_open(path, &checkpoint) == MONOMOE_OK);
+  int32_t room[9] = {0, 1, 2, 3, 0, 1, 2, 3, 0};
+  int32_t ranks[4] = {0, 0, 1, 1}, slots[4] = {0, 1, 0, 1};
+  const int64_t wrong[] = {INT64_MIN, -1, 0, 3, 33, 1000000000000, INT64_MAX};
+  for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); ++i) {
+    const monomoe_placement placement = {wrong[i], room, ranks, slots};
+    EXPECT(monomoe_checkpoint_weights(context, checkpoint, 0, &placement, -1, &weights) == MONOMOE_USAGE && weights == NULL);
+    EXPECT(strstr(monomoe_last_error(), "there must be 4 to 32") != NULL);
+  }
+  monomoe_placement placement = {4, (const int32_t*)((const char*)room + 1), ranks, slots};
+  EXPECT(monomoe_checkpoint_weights(context, checkpoint, 0, &placement, -1, &weights) == MONOMOE_USAGE);
+  EXPECT(strstr(monomoe_last_error(), "placement->expert is at address") != NULL);
+  placement.expert = room;
+  placement.slot = NULL;
+  EXPECT(monomoe_checkpoint_weights(context, checkpoint, 0, &placement, -1, &weights) == MONOMOE_USAGE);
+  EXPECT(strstr(monomoe_last_error(), "placement->slot is NULL") != NULL);
+  placement.slot = slots;
+  EXPECT(monomoe_checkpoint_weights(context, checkpoint, 0, &placement, -1, &weights) == MONOMOE_OK);
+  monomoe_weights_destroy(weights);
+  monomoe_checkpoint_close(checkpoint);
+  monomoe_context_destroy(context);
 }
 
 static void test_checkpoint(const char* directory) {
@@ -132,5 +174,6 @@ int main(int argc, char** argv) {
   test_backends();
   test_tensor_file(argv[1]);
   test_checkpoint(argv[1]);
+  test_placement(argv[1]);
   return failures == 0 ? 0 : 1;
 }

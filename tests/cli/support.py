@@ -204,5 +204,5 @@ class CliTest(unittest.TestCase):
         output = self.folder / "out.safetensors"
         output.unlink(missing_ok=True)
         self.good("run", checkpoint, "--layer", layer, "--input", tokens, "--output", output, *options)
-        self.assertEqual(list(self.folder.glob("*.partial")), [])
+        self.assertEqual(list(self.folder.glob("*.partial-*")), [])
         return read_file(output)

@@ -38,7 +38,7 @@ class Usage(RunErrors):
                 self.run_refused(USAGE, *options, says=(options[0],))
 
     def test_clamp(self):
-        for limit in ("-1", "nan", "seven", "-0.0", "1e-60", "1e60"):
+        for limit in ("-1", "nan", "seven", "1e400", "1e-60", "1e60"):
             with self.subTest(limit):
                 self.run_refused(USAGE, "--swiglu-limit", limit, says=("--swiglu-limit", limit))
 

@@ -7,6 +7,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -29,6 +30,10 @@ TEST(Guarded, CatchesEveryException) {
   EXPECT_NE(std::string(monomoe_last_error()).find("out of memory"), std::string::npos);
   EXPECT_EQ(guarded([]() -> Result<void> { throw std::runtime_error("odd"); }), MONOMOE_INTERNAL);
   EXPECT_NE(std::string(monomoe_last_error()).find("odd"), std::string::npos);
+  EXPECT_EQ(guarded([]() -> Result<void> { throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again)); }),
+            MONOMOE_UNAVAILABLE);
+  EXPECT_NE(std::string(monomoe_last_error()).find("fewer threads or ranks"), std::string::npos) << monomoe_last_error();
+  EXPECT_EQ(guarded([]() -> Result<void> { throw std::system_error(std::make_error_code(std::errc::io_error)); }), MONOMOE_INTERNAL);
   EXPECT_EQ(guarded([]() -> Result<void> { throw 7; }), MONOMOE_INTERNAL);
   EXPECT_NE(std::string(monomoe_last_error()), "");
   EXPECT_EQ(guarded([]() -> Result<void> { return usage_error("after a fixed sentence"); }), MONOMOE_USAGE);

@@ -114,5 +114,25 @@ TEST(PlacementText, ErrorsNameFileAndLine) {
   EXPECT_NE(read_placement_file("/nonexistent/p.txt").error().message.find("/nonexistent/p.txt"), std::string::npos);
 }
 
+TEST(Placement, CopiesOfAnExpertHaveALimit) {
+  const auto copies = [](int64_t count) {
+    std::vector<PlacementEntry> entries;
+    for (int32_t i = 0; i < count; ++i) entries.push_back({0, i % 2, i / 2});
+    return PlacementTable::from_entries(1, 2, entries);
+  };
+  EXPECT_TRUE(copies(2 * kMaxCopiesPerRank).ok());
+  const auto refused = copies(2 * kMaxCopiesPerRank + 1);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("expert 0 has 9 copies; on 2 ranks an expert may have 8"), std::string::npos)
+      << refused.error().message;
+  EXPECT_TRUE(PlacementTable::check_count(3, 2, 3).ok());
+  EXPECT_TRUE(PlacementTable::check_count(3, 2, 24).ok());
+  for (const int64_t count : {int64_t{-1}, int64_t{0}, int64_t{2}, int64_t{25}, INT64_MAX}) {
+    const auto wrong = PlacementTable::check_count(3, 2, count);
+    ASSERT_FALSE(wrong.ok()) << count;
+    EXPECT_NE(wrong.error().message.find("there must be 3 to 24"), std::string::npos) << wrong.error().message;
+  }
+}
+
 }  // namespace
 }  // namespace monomoe
