@@ -231,7 +231,9 @@ Result<void> run_all(const CpuWeights& weights, CpuWorkspace& workspace, std::sp
   all_there.count_down();
   run(0);
   for (std::thread& thread : threads) thread.join();
-  if (cancelled) return unavailable(fmt::format("the system has no threads for {} ranks; use fewer ranks or threads, or raise its limits (ulimit -u, ulimit -v)", ranks));
+  if (cancelled)
+    return unavailable(
+        fmt::format("the system has no threads for {} ranks; use fewer ranks or threads, or raise its limits (ulimit -u, ulimit -v)", ranks));
   const Result<void>* failed = nullptr;
   for (const Result<void>& result : results) {
     if (result.ok()) continue;

@@ -72,9 +72,9 @@ Result<PlacementTable> PlacementTable::even(int64_t experts, int64_t ranks) {
 Result<void> PlacementTable::check_count(int64_t experts, int64_t ranks, int64_t count) {
   if (auto checked = check_sizes(experts, ranks); !checked) return checked;
   const int64_t most = kMaxCopiesPerRank * experts * ranks;
-  if (count >= experts && count <= most) return {};
-  return usage_error(fmt::format("placement: {} entries for {} experts on {} ranks; there must be {} to {} (an expert may have {} copies)",
-                                 count, experts, ranks, experts, most, kMaxCopiesPerRank * ranks));
+  if (count >= 1 && count <= most) return {};  // too few are found with the expert that has none
+  return usage_error(fmt::format("placement: {} entries for {} experts on {} ranks; there must be 1 to {} (an expert may have {} copies)",
+                                 count, experts, ranks, most, kMaxCopiesPerRank * ranks));
 }
 
 Result<PlacementTable> PlacementTable::from_entries(int64_t experts, int64_t ranks, std::span<const PlacementEntry> entries) {
