@@ -96,7 +96,7 @@ LayerJob routed_job(const DemoOptions& options, const std::string& checkpoint, c
     input_error(fmt::format("{}: wanted 'topk_ids' and 'topk_weights' with {} slots a token, as {} routes", capture, job.info.topk,
                             layer_options.where()));
   job.input.has_routing = false;
-  route_rows(job.checkpoint.get(), layer, job.input);
+  route_rows(job.checkpoint.get(), layer, capture, job.input);
   common_ids = ids_in_common(captured, job.input.ids, job.input.topk);
   return job;
 }

@@ -64,13 +64,15 @@ std::vector<monomoe_tokens> LayerJob::tokens_view(std::span<const int64_t> ids, 
   return views;
 }
 
-void route_rows(const monomoe_checkpoint* checkpoint, int32_t layer, TokenInput& input) {
+// path: of the input, for messages.
+void route_rows(const monomoe_checkpoint* checkpoint, int32_t layer, const std::string& path, TokenInput& input) {
   input.ids.resize(static_cast<size_t>(input.tokens * input.topk));
   input.weights.resize(input.ids.size());
   if (input.tokens == 0) return;
-  check(monomoe_checkpoint_route(checkpoint, layer, input.x.data(), input.tokens, input.token_ids.empty() ? nullptr : input.token_ids.data(),
-                                 input.ids.data(), input.weights.data()),
-        Origin::kFile);
+  const int64_t* token_ids = input.token_ids.empty() ? nullptr : input.token_ids.data();
+  const monomoe_status status = monomoe_checkpoint_route(checkpoint, layer, input.x.data(), input.tokens, token_ids, input.ids.data(),
+                                                         input.weights.data());
+  if (status != MONOMOE_OK) throw Failure(exit_code(status, Origin::kFile), fmt::format("{}: {}", path, monomoe_last_error()));
 }
 
 LayerJob prepare_layer(const LayerOptions& options) {
@@ -93,7 +95,7 @@ LayerJob prepare_layer(const LayerOptions& options) {
   if (!options.placement.empty()) job.placement = load_placement(options.placement, job.info.num_experts, options.num_ranks);
   job.load_seconds = load.seconds();
   const Timer route;
-  if (!job.input.has_routing) route_rows(job.checkpoint.get(), options.layer, job.input);
+  if (!job.input.has_routing) route_rows(job.checkpoint.get(), options.layer, options.input, job.input);
   job.route_seconds = route.seconds();
   return job;
 }

@@ -42,7 +42,7 @@ struct LayerJob {
 // Fails with the exit code of what is wrong; nothing has been computed then.
 LayerJob prepare_layer(const LayerOptions& options);
 // The router's decision for rows that came without one.
-void route_rows(const monomoe_checkpoint* checkpoint, int32_t layer, TokenInput& input);
+void route_rows(const monomoe_checkpoint* checkpoint, int32_t layer, const std::string& path, TokenInput& input);
 
 struct ForwardResult {
   std::vector<uint16_t> y;

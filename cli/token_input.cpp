@@ -110,10 +110,10 @@ template std::vector<uint16_t> read_tensor(const std::string&, const monomoe_ten
 TokenInput load_tokens(const std::string& path, const monomoe_layer_info& layer, const std::string& where) {
   const TensorFile file = open_tensor_file(path);
   TokenInput input;
-  monomoe_tensor x = {};
-  check(monomoe_tensor_file_find(file.get(), "x", &x), Origin::kFile);
-  input.x = read_tensor<uint16_t>(path, x, "BF16", {-1, layer.hidden}, fmt::format("tokens by the hidden size of {}", where));
-  input.tokens = x.dims[0];
+  const std::optional<monomoe_tensor> x = find(file.get(), "x");
+  if (!x) input_error(fmt::format("{}: no tensor 'x'; wanted BF16 [tokens, {}], the rows that enter {}; add it", path, layer.hidden, where));
+  input.x = read_tensor<uint16_t>(path, *x, "BF16", {-1, layer.hidden}, fmt::format("tokens by the hidden size of {}", where));
+  input.tokens = x->dims[0];
   input.hidden = layer.hidden;
   const std::optional<monomoe_tensor> ids = find(file.get(), "topk_ids"), weights = find(file.get(), "topk_weights");
   if (ids.has_value() != weights.has_value())

@@ -76,8 +76,9 @@ class Fields {
   }
 
   void refuse(const char* key, const json& found, std::string_view wanted) {
-    const std::string text = found.is_string() ? fmt::format("\"{}\"", printable(found.get_ref<const std::string&>()))
-                                               : printable(found.dump(-1, ' ', true, json::error_handler_t::replace));
+    constexpr size_t kLongest = 240;
+    std::string text = found.dump(-1, ' ', true, json::error_handler_t::replace);  // plain ASCII, quotes as the file has them
+    if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
     problems_.add(fmt::format("{}: \"{}\": found {}, wanted {}; correct the file", printable(file_), key, text, wanted));
   }
   ProblemList& problems() { return problems_; }

@@ -95,7 +95,8 @@ Result<void> TensorSet::load_indexed() {
     const std::string path = join(directory_, shard);
     std::error_code error;
     if (!fs::exists(path, error)) {
-      problems.add(fmt::format("{}: the file is missing; the index places {} tensor(s) in it; fetch it", printable(shard), count));
+      const char* what = fs::is_symlink(path, error) ? "a link whose file is missing" : "the file is missing";
+      problems.add(fmt::format("{}: {}; the index places {} tensor(s) in it; fetch it", printable(shard), what, count));
       shards[shard] = nullptr;
       continue;
     }

@@ -1,5 +1,6 @@
 """Files and values nobody means well with: outputs, temporaries, pipes, limits, words of the command line."""
 
+import json
 import os
 import resource
 import signal
@@ -8,7 +9,7 @@ import threading
 import time
 import unittest
 
-from support import BAD_INPUT, CLI, EXPERTS, OK, UNAVAILABLE, USAGE, CliTest, layer_tensors, read_file, write_checkpoint
+from support import BAD_INPUT, CLI, CONFIG, EXPERTS, OK, UNAVAILABLE, USAGE, CliTest, layer_tensors, read_file, write_checkpoint, write_file
 
 SYNTH = ["--geometry", "qwen3-235b", "--experts", 1, "--tokens", 2, "--weights", "mxfp4", "--seed", 1]
 
@@ -243,6 +244,29 @@ class Values(CliTest):
         for text in (sentence, self.good("inspect", checkpoint)):
             self.assertIn("quantise the checkpoint", text)
             self.assertNotIn("monomoe pack", text)
+
+
+class MissingParts(CliTest):
+    def test_an_input_without_x_says_what_x_is(self):
+        tensors = read_file(self.tokens())
+        del tensors["x"]
+        write_file(self.folder / "no-x.safetensors", tensors)
+        self.refused(BAD_INPUT, "run", self.checkpoint(), "--layer", 0, "--input", self.folder / "no-x.safetensors", "--output",
+                     self.folder / "out.safetensors", says=("no-x.safetensors", "no tensor 'x'", "BF16 [tokens, "))
+
+    def test_a_dangling_shard_link_is_called_one(self):
+        model = self.checkpoint()
+        names = [name for name in read_file(model / "model.safetensors")]
+        index = {"metadata": {}, "weight_map": {name: "model.safetensors" for name in names}}
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
+        (model / "model.safetensors").unlink()
+        (model / "model.safetensors").symlink_to(self.folder / "nowhere")
+        self.refused(BAD_INPUT, "inspect", model, says=("model.safetensors", "a link whose file is missing"))
+
+    def test_quotes_of_config_json_stay_readable(self):
+        config = dict(CONFIG, n_routed_experts="many")
+        said = self.refused(BAD_INPUT, "inspect", self.checkpoint(config=config), says=('found "many"',))
+        self.assertNotIn("x22", said)
 
 
 if __name__ == "__main__":
