@@ -89,6 +89,7 @@ class Outputs(CliTest):
         self.assertEqual(sorted(self.folder.rglob("*")), before)
         self.assertEqual((self.folder / "out").read_text(), "older")
 
+    @unittest.skipIf(os.environ.get("MONOMOE_SANITIZE"), "a sanitizer cannot start in so little address space")
     def test_no_threads(self):
         result = self.limited(self.command(self.folder / "out", "--ranks", 8, "--threads", 64), AS=60 << 20)
         self.assertEqual(result.returncode, UNAVAILABLE, result.stderr)
