@@ -196,7 +196,7 @@ Command add_verify(CLI::App& app) {
   parser->footer("Exit code 1 when a problem or an element outside the bound was found, 3 when DIR cannot be read at all.\nExample:\n"
                  "  monomoe verify examples/tiny-moe-fp8\n"
                  "  monomoe verify examples/tiny-moe-fp8 --layer 0 --input examples/tiny-moe-capture/layer0.safetensors --ranks 4\n"
-                 "  monomoe verify --cases tests/cases/quick.txt");
+                 "  monomoe verify --cases tests/cases/contract.txt");
   return {parser, [options] { return verify(*options); }};
 }
 
