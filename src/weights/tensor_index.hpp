@@ -1,6 +1,7 @@
 // model.safetensors.index.json: which shard holds which tensor. Read as hostile input.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
