@@ -1,5 +1,6 @@
 // Times the kernel of one rank as in an 8-rank group: all of the rank's experts are local and tokens are routed among them. Cold L2, median,
-// beside a plain read of the weights. Usage: gpu_layer [shape ...] with shapes flash, pro, mimo.
+// beside a plain read of the weights. Usage: gpu_layer [flash] [pro] [mimo] [nvfp4] [fp8] [mxfp4] [tokens ...]: shapes, and if
+// given only those formats and token counts.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -8,6 +9,7 @@
 
 #include "cuda/launch.hpp"
 #include "cuda/rank_memory.hpp"
+#include "read_memory.hpp"
 #include "reference/random_layer.hpp"
 #include "weights/pack_expert.hpp"
 
@@ -82,15 +84,16 @@ void bench(const Shape& shape, WeightFormat format, const char* format_name, int
   std::vector<float> route_weights(ids.size(), 0.25f);
   const auto dx = upload(x.data(), x.size() * 2), dids = upload(ids.data(), ids.size() * 4), dw = upload(route_weights.data(), route_weights.size() * 4);
   const auto y = must(cuda::DeviceBuffer::make(most * shape.hidden * 2, "output"));
-  const auto flush = must(cuda::DeviceBuffer::make(256 << 20, "flush")), sink = must(cuda::DeviceBuffer::make(256 << 20, "flush"));
+  const auto flush = must(cuda::DeviceBuffer::make(256 << 20, "flush")), sink = must(cuda::DeviceBuffer::make(16, "sink"));
   cuda::Params p{};
   p.problem = problem;
   p.experts = layout;
   p.symmetric = symmetric_layout(problem);
-  p.local = workspace_layout(problem, shape.experts, cuda::kGpuTokenBlock);
+  p.local = cuda::gpu_workspace_layout(problem, shape.experts);
   p.num_slots = weights.num_slots();
   p.peers[0] = workspace.symmetric();
   p.workspace = workspace.local();
+  p.scratch = workspace.scratch();
   p.state = workspace.state();
   p.error = workspace.error();
   p.slot_data = weights.slot_data();
@@ -105,11 +108,24 @@ void bench(const Shape& shape, WeightFormat format, const char* format_name, int
   cudaEvent_t begin, end;
   cudaEventCreate(&begin);
   cudaEventCreate(&end);
+  std::vector<float> read_us;
+  for (int i = 0; i < 9; ++i) {
+    read_memory(flush.data(), flush.bytes(), reinterpret_cast<uint32_t*>(sink.data()), sms, nullptr);
+    cudaEventRecord(begin);
+    read_memory(weights.slot(0), weights.num_slots() * layout.bytes, reinterpret_cast<uint32_t*>(sink.data()), sms, nullptr);
+    cudaEventRecord(end);
+    must(cuda::check(cudaDeviceSynchronize(), "reading"));
+    float ms;
+    cudaEventElapsedTime(&ms, begin, end);
+    read_us.push_back(ms * 1000.0f);
+  }
+  std::sort(read_us.begin(), read_us.end());
+  std::printf("%-6s %-6s plain read of all weights: %.1f us for %.0f MB\n", shape.name, format_name, read_us[4], weights.num_slots() * layout.bytes * 1e-6);
   for (const int64_t tokens : shape.tokens) {
     p.num_tokens = tokens;
     std::vector<float> us;
     for (int i = 0; i < 14; ++i) {
-      cudaMemcpyAsync(sink.data(), flush.data(), 192 << 20, cudaMemcpyDeviceToDevice);
+      read_memory(flush.data(), flush.bytes(), reinterpret_cast<uint32_t*>(sink.data()), sms, nullptr);
       cudaEventRecord(begin);
       must(cuda::launch_moe_kernel(p, sms, nullptr));
       cudaEventRecord(end);
@@ -142,11 +158,17 @@ int main(int argc, char** argv) {
   cudaDeviceProp device{};
   must(cuda::check(cudaGetDeviceProperties(&device, 0), "reading the device"));
   must(cuda::prepare_device());
-  for (const Shape& shape : shapes) {
-    for (int arg = 1; arg < argc; ++arg) {
-      if (std::strcmp(argv[arg], shape.name) != 0) continue;
-      bench(shape, WeightFormat::kNvfp4, "nvfp4", device.multiProcessorCount);
-      bench(shape, WeightFormat::kFp8, "fp8", device.multiProcessorCount);
-    }
+  const auto given = [&](const char* word) { return std::any_of(argv + 1, argv + argc, [&](const char* arg) { return std::strcmp(arg, word) == 0; }); };
+  std::vector<int64_t> tokens;
+  for (int arg = 1; arg < argc; ++arg) {
+    if (const long long count = std::atoll(argv[arg]); count > 0) tokens.push_back(count);
+  }
+  const bool any_format = given("nvfp4") || given("fp8") || given("mxfp4");
+  for (Shape shape : shapes) {
+    if (!given(shape.name)) continue;
+    if (!tokens.empty()) shape.tokens = tokens;
+    if (!any_format || given("nvfp4")) bench(shape, WeightFormat::kNvfp4, "nvfp4", device.multiProcessorCount);
+    if (!any_format || given("fp8")) bench(shape, WeightFormat::kFp8, "fp8", device.multiProcessorCount);
+    if (given("mxfp4")) bench(shape, WeightFormat::kMxfp4, "mxfp4", device.multiProcessorCount);
   }
 }

@@ -19,6 +19,7 @@ const char* role_text(TaskKind role) {
   switch (role) {
     case TaskKind::kDispatch: return "dispatch";
     case TaskKind::kRoutes: return "route lists";
+    case TaskKind::kArrange: return "arranging rows";
     case TaskKind::kGemm1: return "GEMM1";
     case TaskKind::kGemm2: return "GEMM2";
     case TaskKind::kCombine: return "combine";

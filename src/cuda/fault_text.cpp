@@ -30,6 +30,8 @@ Error fault_error(const DeviceError& record, const Problem& problem, uint32_t ti
                                      static_cast<int64_t>(record.item) % problem.topk, record.expected));
     case DeviceErrorCode::kTooManyTokens:
       return usage_error(fmt::format("rank {}: {} tokens exceed the capacity of {}", record.rank, record.seen, record.expected));
+    case DeviceErrorCode::kSharedBase:
+      return Error{Status::kInternal, "shared memory does not begin where this build of the kernel expects it; build the library with another nvcc"};
     default: break;
   }
   ErrorRecord common;

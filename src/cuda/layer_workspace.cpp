@@ -99,11 +99,12 @@ Params LayerWorkspace::params(const LayerWeights& weights, int32_t rank, const R
   p.problem.capacity = problem_.capacity;
   p.experts = expert_layout(weights.problem());
   p.symmetric = symmetric_layout(problem_);
-  p.local = workspace_layout(problem_, max_slots_, kGpuTokenBlock);
+  p.local = gpu_workspace_layout(problem_, max_slots_);
   p.self = rank;
   p.num_slots = weights.rank(rank).num_slots();
   for (int32_t peer = 0; peer < ranks(); ++peer) p.peers[peer] = memory_[peer].symmetric();
   p.workspace = memory_[rank].local();
+  p.scratch = memory_[rank].scratch();
   p.state = memory_[rank].state();
   p.error = memory_[rank].error();
   p.slot_data = weights.rank(rank).slot_data();
@@ -199,7 +200,7 @@ void LayerWorkspace::poison(Error cause) {
 
 Result<void> LayerWorkspace::fill(uint8_t byte) {
   const SymmetricLayout symmetric = symmetric_layout(problem_);
-  const WorkspaceLayout local = workspace_layout(problem_, max_slots_, kGpuTokenBlock);
+  const WorkspaceLayout local = gpu_workspace_layout(problem_, max_slots_);
   for (int32_t rank = 0; rank < ranks(); ++rank) {
     const CurrentGpu current(topology_.gpu[rank]);
     uint8_t* shared = memory_[rank].symmetric() + symmetric.route_ids;

@@ -49,10 +49,18 @@ Result<RankWorkspace> RankWorkspace::make(const Problem& problem, int64_t max_sl
   const SymmetricLayout symmetric = symmetric_layout(problem);
   auto shared = DeviceBuffer::make(symmetric.bytes, "symmetric memory");
   if (!shared) return shared.error();
-  auto local = DeviceBuffer::make(workspace_layout(problem, max_slots, kGpuTokenBlock).bytes, "the workspace");
+  auto local = DeviceBuffer::make(gpu_workspace_layout(problem, max_slots).bytes, "the workspace");
   if (!local) return local.error();
   auto state = DeviceBuffer::make(sizeof(DeviceState), "counters");
   if (!state) return state.error();
+  int gpu = 0, multiprocessors = 0;
+  if (auto done = check(cudaGetDevice(&gpu), "asking for the GPU"); !done) return done.error();
+  if (auto done = check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu), "counting multiprocessors"); !done) {
+    return done.error();
+  }
+  auto scratch = DeviceBuffer::make(multiprocessors * kScratchBytes, "the thread blocks' scratch");
+  if (!scratch) return scratch.error();
+  workspace.scratch_ = scratch.take();
   workspace.symmetric_ = shared.take();
   workspace.local_ = local.take();
   workspace.state_ = state.take();

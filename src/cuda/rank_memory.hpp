@@ -39,6 +39,7 @@ class RankWorkspace {
 
   uint8_t* symmetric() const { return symmetric_.data(); }
   uint8_t* local() const { return local_.data(); }
+  float* scratch() const { return reinterpret_cast<float*>(scratch_.data()); }
   DeviceState* state() const { return reinterpret_cast<DeviceState*>(state_.data()); }
   DeviceError* error() const { return error_.get(); }
 
@@ -46,7 +47,7 @@ class RankWorkspace {
   struct FreeHost {
     void operator()(DeviceError* error) const { cudaFreeHost(error); }
   };
-  DeviceBuffer symmetric_, local_, state_;
+  DeviceBuffer symmetric_, local_, scratch_, state_;
   std::unique_ptr<DeviceError, FreeHost> error_;
 };
 

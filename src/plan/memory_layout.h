@@ -75,10 +75,15 @@ struct WorkspaceLayout {
   int64_t expert_begin; // i64 [slots + 1] into routes
   int64_t block_begin;  // i64 [slots + 1] into the token blocks of all experts
   int64_t block_done;   // u32 [max_token_blocks]: GEMM1 tiles finished
-  int64_t blocks;       // BlockInfo [max_token_blocks], GPU only
-  int64_t routes;       // Route [max_routes]
-  int64_t mid_scales;   // f32 [max_routes][intermediate_blocks], route weight already multiplied in
-  int64_t mid_codes;    // e4m3 [max_routes][padded_intermediate]
+  int64_t routes;       // Route [max_routes, see max_route_rows]
+  int64_t mid_scales;   // f32 [max_route_rows][intermediate_blocks], route weight already multiplied in
+  int64_t mid_codes;    // e4m3 [max_route_rows][padded_intermediate]
+  // GPU only (window > 0): the block list, and token rows of the blocks in work arranged as tiles.
+  int64_t blocks;          // BlockInfo [max_token_blocks]
+  int64_t block_arranged;  // u32 [max_token_blocks]: pieces arranged
+  int64_t arranged_scales; // f32 [window][hidden_blocks][token_block]
+  int64_t arranged_codes;  // e4m3 [window][hidden_blocks][token_block][128], swizzled
+  int64_t window;          // token blocks that are arranged at a time
   int64_t bytes;
 };
 
@@ -87,7 +92,11 @@ MONOMOE_HD constexpr int64_t max_token_blocks(const Problem& p, int64_t slots, i
   return p.max_routes() / token_block + slots;
 }
 
-MONOMOE_HD constexpr WorkspaceLayout workspace_layout(const Problem& p, int64_t slots, int64_t token_block) {
+// On a GPU every expert's list begins at a multiple of eight rows, so that a block's rows are whole groups of the swizzle.
+MONOMOE_HD constexpr int64_t max_route_rows(const Problem& p, int64_t slots) { return p.max_routes() + kRowGroup * slots; }
+
+// window: token blocks that the GPU arranges at a time; 0: for the CPU.
+MONOMOE_HD constexpr WorkspaceLayout workspace_layout(const Problem& p, int64_t slots, int64_t token_block, int64_t window = 0) {
   WorkspaceLayout layout{};
   RegionCursor cursor;
   layout.flags = cursor.take(sizeof(LocalFlags));
@@ -96,10 +105,15 @@ MONOMOE_HD constexpr WorkspaceLayout workspace_layout(const Problem& p, int64_t 
   layout.expert_begin = cursor.take((slots + 1) * 8);
   layout.block_begin = cursor.take((slots + 1) * 8);
   layout.block_done = cursor.take(max_token_blocks(p, slots, token_block) * 4);
-  layout.blocks = cursor.take(max_token_blocks(p, slots, token_block) * static_cast<int64_t>(sizeof(BlockInfo)));
-  layout.routes = cursor.take(p.max_routes() * static_cast<int64_t>(sizeof(Route)));
-  layout.mid_scales = cursor.take(p.max_routes() * p.intermediate_blocks() * 4);
-  layout.mid_codes = cursor.take(p.max_routes() * p.padded_intermediate());
+  const int64_t rows = window > 0 ? max_route_rows(p, slots) : p.max_routes(), blocks = window > 0 ? max_token_blocks(p, slots, token_block) : 0;
+  layout.routes = cursor.take(rows * static_cast<int64_t>(sizeof(Route)));
+  layout.mid_scales = cursor.take(rows * p.intermediate_blocks() * 4);
+  layout.mid_codes = cursor.take(rows * p.padded_intermediate());
+  layout.window = min_of(window, blocks);
+  layout.blocks = cursor.take(blocks * static_cast<int64_t>(sizeof(BlockInfo)));
+  layout.block_arranged = cursor.take(blocks * 4);
+  layout.arranged_scales = cursor.take(layout.window * token_block * p.hidden_blocks() * 4);
+  layout.arranged_codes = cursor.take(layout.window * token_block * p.hidden);
   layout.bytes = cursor.bytes;
   return layout;
 }

@@ -22,6 +22,12 @@ struct RingCursor {
       phase ^= 1;
     }
   }
+  // As count times advance().
+  MONOMOE_HD constexpr void skip(uint32_t count) {
+    const uint32_t to = slot + count;
+    slot = to % kStages;
+    phase ^= (to / kStages) & 1;
+  }
 };
 
 }  // namespace monomoe

@@ -3,6 +3,10 @@
 //
 //   dispatch chunks | route lists | GEMM1 tiles | GEMM2 tiles | combine chunks
 //
+// A GPU that arranges token rows before it multiplies them does so some blocks ahead: the first blocks' pieces come before the GEMM1 tiles, and
+// behind the tiles of block b come the pieces of block b + ahead. Their memory is a ring of twice as many blocks, so that what a piece waits for
+// (the block that used its memory) was claimed long ago.
+//
 // The number of GEMM tasks is known once the route lists exist; a claimer of a later ticket waits for them first.
 #pragma once
 
@@ -13,12 +17,12 @@
 
 namespace monomoe {
 
-enum class TaskKind : uint8_t { kDispatch, kRoutes, kGemm1, kGemm2, kCombine, kNone };
+enum class TaskKind : uint8_t { kDispatch, kRoutes, kArrange, kGemm1, kGemm2, kCombine, kNone };
 
 struct Task {
   TaskKind kind = TaskKind::kNone;
-  int64_t index = 0;  // dispatch, combine: chunk of tokens
-  int64_t block = 0;  // GEMMs: token block, over all experts of the rank
+  int64_t index = 0;  // dispatch, combine: chunk of tokens; arrange: piece
+  int64_t block = 0;  // arrange, GEMMs: token block, over all experts of the rank; an arrange task may name one past the last
   int64_t tile = 0;   // GEMMs: tile of 256 weight rows
 };
 
@@ -27,9 +31,13 @@ struct TaskCounts {
   int64_t blocks = 0;        // token blocks of the rank's experts
   int64_t gemm1_tiles = 0;   // per block
   int64_t gemm2_tiles = 0;
+  int64_t arrange_pieces = 0;  // per block
+  int64_t arrange_ahead = 0;   // blocks
 
   MONOMOE_HD constexpr int64_t before_gemms() const { return token_chunks + 1; }
-  MONOMOE_HD constexpr int64_t total() const { return before_gemms() + blocks * (gemm1_tiles + gemm2_tiles) + token_chunks; }
+  MONOMOE_HD constexpr int64_t arranged_ahead() const { return min_of(arrange_ahead, blocks) * arrange_pieces; }
+  MONOMOE_HD constexpr int64_t before_gemm2() const { return before_gemms() + arranged_ahead() + blocks * (gemm1_tiles + arrange_pieces); }
+  MONOMOE_HD constexpr int64_t total() const { return before_gemm2() + blocks * gemm2_tiles + token_chunks; }
 };
 
 MONOMOE_HD constexpr Task task_at(const TaskCounts& counts, int64_t ticket) {
@@ -37,10 +45,15 @@ MONOMOE_HD constexpr Task task_at(const TaskCounts& counts, int64_t ticket) {
   ticket -= counts.token_chunks;
   if (ticket == 0) return {TaskKind::kRoutes, 0, 0, 0};
   ticket -= 1;
-  if (ticket < counts.blocks * counts.gemm1_tiles) {
-    return {TaskKind::kGemm1, 0, ticket / counts.gemm1_tiles, ticket % counts.gemm1_tiles};
+  if (ticket < counts.arranged_ahead()) return {TaskKind::kArrange, ticket % counts.arrange_pieces, ticket / counts.arrange_pieces, 0};
+  ticket -= counts.arranged_ahead();
+  const int64_t per_block = counts.gemm1_tiles + counts.arrange_pieces;
+  if (ticket < counts.blocks * per_block) {
+    const int64_t block = ticket / per_block, at = ticket % per_block;
+    if (at < counts.gemm1_tiles) return {TaskKind::kGemm1, 0, block, at};
+    return {TaskKind::kArrange, at - counts.gemm1_tiles, block + counts.arrange_ahead, 0};
   }
-  ticket -= counts.blocks * counts.gemm1_tiles;
+  ticket -= counts.blocks * per_block;
   if (ticket < counts.blocks * counts.gemm2_tiles) {
     return {TaskKind::kGemm2, 0, ticket / counts.gemm2_tiles, ticket % counts.gemm2_tiles};
   }

@@ -12,6 +12,7 @@ inline constexpr int kBlockK = 128;       // K of one weight tile and of one act
 inline constexpr int kHalfRows = 128;     // weight rows of the smallest contiguous piece (prefill's tile)
 inline constexpr int kTileRows = 256;     // weight rows of decode's tile: two halves side by side
 inline constexpr int kInterleave = 8;     // gate and up rows alternate in runs of 8, so one thread holds both
+inline constexpr int kRowGroup = 8;       // rows after which the swizzle repeats
 inline constexpr int kRegionAlign = 1024; // every region of memory starts here: one 128-byte swizzle atom
 
 MONOMOE_HD constexpr int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }

@@ -101,11 +101,12 @@ struct CaseRun {
     p.problem = problem;
     p.experts = expert_layout(problem);
     p.symmetric = symmetric_layout(problem);
-    p.local = workspace_layout(problem, weights->placement().max_slots(), cuda::kGpuTokenBlock);
+    p.local = cuda::gpu_workspace_layout(problem, weights->placement().max_slots());
     p.self = r;
     p.num_slots = rank_weights[r].num_slots();
     for (int64_t peer = 0; peer < problem.ranks; ++peer) p.peers[peer] = workspaces[peer].symmetric();
     p.workspace = workspaces[r].local();
+    p.scratch = workspaces[r].scratch();
     p.state = workspaces[r].state();
     p.error = workspaces[r].error();
     p.slot_data = rank_weights[r].slot_data();

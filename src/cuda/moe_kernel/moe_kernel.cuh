@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/moe_kernel/roles/claim.cuh"
+#include "cuda/moe_kernel/roles/expand.cuh"
 #include "cuda/moe_kernel/roles/gather.cuh"
 #include "cuda/moe_kernel/roles/math.cuh"
 #include "cuda/moe_kernel/roles/weights.cuh"
@@ -9,17 +10,30 @@
 namespace monomoe::cuda {
 
 template <class C>
-__device__ __forceinline__ void init_shared_storage(SharedStorage<C>& smem) {
+__device__ __forceinline__ void init_shared_storage(const Params& params, SharedStorage<C>& smem) {
   if (threadIdx.x != 0) return;
-  for (int i = 0; i < C::kStages; ++i) {
-    ptx::mbarrier_init(ptx::smem_address(&smem.full[i]), 1 + 32 * kGatherWarps);
-    ptx::mbarrier_init(ptx::smem_address(&smem.empty[i]), kMathWarps);
+  smem.epoch = params.state->epoch + 1;
+  smem.num_tokens = params.num_tokens_device != nullptr ? *params.num_tokens_device : params.num_tokens;
+  for (int i = 0; i < C::kWeightSlots; ++i) {
+    ptx::mbarrier_init(smem.weights_full_at(i), 1);
+    // FP4: the four warps that expand the slot. FP8: all math warps, or the four of one warpgroup with two arrivals each.
+    ptx::mbarrier_init(smem.weights_empty_at(i), C::is_fp8 ? kMathWarps : kMathWarps / kMathWarpgroups);
   }
+  for (int i = 0; i < C::kTokenStages; ++i) {
+    ptx::mbarrier_init(smem.tokens_full_at(i), 32 * kGatherWarps);
+    ptx::mbarrier_init(smem.tokens_empty_at(i), kMathWarps);
+  }
+  for (int i = 0; i < C::kExpandedSlots; ++i) {
+    ptx::mbarrier_init(smem.expanded_full_at(i), kExpandThreads / 32);
+    ptx::mbarrier_init(smem.expanded_empty_at(i), kMathWarps);
+  }
+  ptx::mbarrier_init(smem.staging_free_at(), kMathWarps);
+  constexpr int kExpandWarps = C::is_fp8 ? 0 : kExpandThreads / 32;
   for (int i = 0; i < kQueueSlots; ++i) {
-    ptx::mbarrier_init(ptx::smem_address(&smem.queue_full[i]), 1);
-    ptx::mbarrier_init(ptx::smem_address(&smem.queue_empty[i]), 1 + kGatherWarps + kMathWarps);
+    ptx::mbarrier_init(smem.queue_full_at(i), 1);
+    ptx::mbarrier_init(smem.queue_empty_at(i), 1 + kGatherWarps + kMathWarps + kExpandWarps);
   }
-  smem.table_key[0] = smem.table_key[1] = INT32_MIN;
+  for (int i = 0; i < 2; ++i) smem.table_key[i][0] = smem.table_key[i][1] = INT32_MIN;
   ptx::fence_mbarrier_init();
 }
 
@@ -37,23 +51,30 @@ __device__ __forceinline__ void leave(const Params& params, uint64_t epoch) {
 }
 
 template <class C>
-__global__ __launch_bounds__(kThreads, 1) void moe_kernel(const __grid_constant__ Params params) {
+__global__ __launch_bounds__(C::kThreads, 1) void moe_kernel(const __grid_constant__ Params params) {
   SharedStorage<C>& smem = shared_storage<C>();
-  init_shared_storage(smem);
+  if (ptx::smem_address(shared_bytes()) != kSharedBase) {
+    raise_error(params, DeviceErrorCode::kSharedBase, TaskKind::kNone, WaitFlag::kArrived, static_cast<uint64_t>(params.self), kSharedBase, 0, 0);
+    return;
+  }
+  init_shared_storage(params, smem);
   __syncthreads();
-  const uint64_t epoch = params.state->epoch + 1;
-  const int64_t num_tokens = params.num_tokens_device != nullptr ? *params.num_tokens_device : params.num_tokens;
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x / 128), 0);
   if (warpgroup == 0) {
-    ptx::setmaxnreg_dec<kMoveRegisters>();
-    if (threadIdx.x == 0) claim_role(params, smem, epoch, num_tokens);
+    ptx::setmaxnreg_dec<C::kMoveRegisters>();
+    if (threadIdx.x == 0) claim_role(params, smem);
     else if (threadIdx.x == 32) weights_role(params, smem);
     else if (threadIdx.x >= 64) gather_role(params, smem, static_cast<int>(threadIdx.x) - 64);
+  } else if (warpgroup > kMathWarpgroups) {
+    if constexpr (!C::is_fp8) {
+      ptx::setmaxnreg_dec<C::kExpandRegisters>();
+      expand_role(params, smem, static_cast<int>(threadIdx.x % 128));
+    }
   } else {
-    ptx::setmaxnreg_inc<kMathRegisters>();
-    math_role(params, smem, epoch, num_tokens, warpgroup - 1, static_cast<int>(threadIdx.x % 128));
+    ptx::setmaxnreg_inc<C::kMathRegisters>();
+    math_role(params, smem, warpgroup - 1);
   }
-  leave(params, epoch);
+  leave(params, smem.epoch);
 }
 
 }  // namespace monomoe::cuda

@@ -13,7 +13,15 @@
 namespace monomoe::cuda {
 
 // Tokens of one GEMM task.
-inline constexpr int64_t kGpuTokenBlock = 128;
+inline constexpr int64_t kGpuTokenBlock = 256;
+
+// Blocks whose token rows are arranged ahead of GEMM1: more than are in work at a time, few enough to stay in the L2.
+inline constexpr int64_t kArrangeWindow = 24;
+// The workspace as this backend lays it out.
+inline WorkspaceLayout gpu_workspace_layout(const Problem& p, int64_t slots) { return workspace_layout(p, slots, kGpuTokenBlock, kArrangeWindow); }
+
+// SwiGLU of 256 tokens and 64 channels in fp32.
+inline constexpr int64_t kScratchBytes = kGpuTokenBlock * 64 * 4;
 
 // Counters of one rank that outlive a launch: the last block to leave prepares the next one, so no host work lies between.
 struct DeviceState {
@@ -21,6 +29,7 @@ struct DeviceState {
   uint64_t next_task;
   uint64_t dispatch_done;
   uint64_t routes_ready;  // epoch
+  uint64_t arranges;      // whether any block of this call has its rows arranged; valid with routes_ready
   uint64_t gemm1_done;
   uint64_t blocks_left;   // thread blocks that have ended this call
   uint64_t failed;        // this call ended by a record
@@ -30,7 +39,7 @@ struct DeviceState {
 struct DeviceError {
   uint64_t code, rank, task, flag, peer, expected, seen, item;
 };
-enum class DeviceErrorCode : uint64_t { kNone = 0, kTimeout = 1, kBadExpertId = 2, kPeerAborted = 3, kLayerMismatch = 4, kTooManyTokens = 5 };
+enum class DeviceErrorCode : uint64_t { kNone = 0, kTimeout = 1, kBadExpertId = 2, kPeerAborted = 3, kLayerMismatch = 4, kTooManyTokens = 5, kSharedBase = 6 };
 enum class WaitFlag : uint64_t { kDrained = 1, kArrived = 2, kRoutesReady = 3, kBlockDone = 4, kArrivals = 5, kLayer = 6 };
 
 struct Params {
@@ -42,6 +51,7 @@ struct Params {
   int32_t num_slots;
   uint8_t* peers[kMaxRanks];  // symmetric memory of every rank; peers[self] is its own
   uint8_t* workspace;
+  float* scratch;           // [thread blocks][kScratchBytes]: what a thread block keeps between the two halves of a tile
   DeviceState* state;
   DeviceError* error;
   const uint8_t* const* slot_data;  // [num_slots] packed experts

@@ -1,6 +1,7 @@
-// Shared memory of one thread block: the ring of stages, the queue of claimed tasks, and the epilogue's staging.
+// Shared memory of one thread block: the rings of weights and tokens, the queue of claimed tasks, and the epilogue's staging.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/moe_kernel/params.h"
@@ -9,25 +10,39 @@
 
 namespace monomoe::cuda {
 
-// Threads: one warpgroup that moves data, two that compute.
+// Threads: one warpgroup that moves data, two that compute, and for FP4 one that expands weights into shared memory.
 inline constexpr int kMathWarpgroups = 2;
 inline constexpr int kMathThreads = 128 * kMathWarpgroups;
-inline constexpr int kThreads = 128 + kMathThreads;
 inline constexpr int kMathWarps = kMathThreads / 32;
 inline constexpr int kGatherWarps = 2;  // warps 2, 3 of the moving warpgroup; warp 0 claims tasks, warp 1 streams weights
-inline constexpr int kMoveRegisters = 40;
-inline constexpr int kMathRegisters = 232;
-static_assert(kMoveRegisters * 128 + kMathRegisters * kMathThreads <= 65536, "the register file holds 65536 registers per thread block");
+inline constexpr int kExpandThreads = 128;
 
-inline constexpr int kMaxTokens = kGpuTokenBlock;
-inline constexpr int kQueueSlots = 2;
+// Up to kFewTokens tokens the weights are WGMMA's M operand, beyond it the tokens are.
+inline constexpr int kFewTokens = 64;
+inline constexpr int kSubtileTokens = 64;
+inline constexpr int kQueueSlots = 3;  // of which math holds one while it works
 inline constexpr uint32_t kSharedLimit = 232448;  // what one thread block may have on sm_90
+
+// A stage of tokens holds four units of [64 rows x 128 B]: four K blocks of few tokens, or one K block of up to 256 tokens.
+inline constexpr int kUnits = 4;
+inline constexpr int kUnitBytes = kSubtileTokens * kBlockK;
+static_assert(kUnits * kSubtileTokens == kGpuTokenBlock);
+
+inline constexpr int kStagingBytes = 17 * 1024;  // epilogue of few tokens: sums [16 tokens x 260 words], or contributions [32 tokens x 256] bf16
 
 template <bool kIsFp8>
 struct Config {
   static constexpr bool is_fp8 = kIsFp8;
-  static constexpr int kStages = kIsFp8 ? 4 : 5;
-  static constexpr uint32_t kWeightBytes = 2 * (kIsFp8 ? kFp8HalfBytes : kFp4HalfBytes);
+  static constexpr uint32_t kHalfBytes = static_cast<uint32_t>(kIsFp8 ? kFp8HalfBytes : kFp4HalfBytes);
+  static constexpr int kWeightSlots = kIsFp8 ? 6 : 9;  // of half a tile and one K block
+  static constexpr int kTokenStages = 3;
+  static constexpr int kExpandedSlots = kIsFp8 ? 1 : 2;
+  static constexpr int kThreads = 128 + kMathThreads + (kIsFp8 ? 0 : kExpandThreads);
+  static constexpr int kMoveRegisters = kIsFp8 ? 40 : 32;
+  static constexpr int kMathRegisters = kIsFp8 ? 232 : 216;
+  static constexpr int kExpandRegisters = 48;
+  static_assert(kMoveRegisters * 128 + kMathRegisters * kMathThreads + (kIsFp8 ? 0 : kExpandRegisters * kExpandThreads) <= 65536,
+                "the register file holds 65536 registers per thread block");
 };
 
 // A claimed task as the roles need it.
@@ -43,27 +58,61 @@ struct BlockTask {
   int32_t shift[2];
 };
 
-template <class C>
-struct alignas(1024) SharedStorage {
-  uint8_t weights[C::kStages][C::kWeightBytes];      // [256 rows x 128 K] packed
-  uint8_t tokens[C::kStages][kMaxTokens * kBlockK];  // [tokens x 128] e4m3, K permuted, 128B-swizzled
-  alignas(1024) uint8_t staging[16 * 260 * 4];       // epilogue: sums [16 tokens x 260 words] or contributions [32 tokens x 256] bf16
-  float scales[C::kStages][kMaxTokens];
-  const uint8_t* row_codes[kMaxTokens];              // gather: where each token's row begins
-  const float* row_scales[kMaxTokens];
-  uint2 tables[C::is_fp8 ? 1 : 2][C::is_fp8 ? 1 : 256];  // scale byte -> eight e4m3 magnitudes; gate and up
-  int32_t table_key[2];
-  BlockTask queue[kQueueSlots];
-  uint64_t full[C::kStages], empty[C::kStages];
-  uint64_t queue_full[kQueueSlots], queue_empty[kQueueSlots];
+// Scale byte -> eight e4m3 magnitudes, for gate and for up rows.
+struct ExpandTables {
+  uint2 entry[2][256];
 };
 
+// Dynamic shared memory begins here in a thread block's window where there is no static one; the kernel checks it.
+inline constexpr uint32_t kSharedBase = 1024;
+
+template <class C>
+struct alignas(1024) SharedStorage {
+  uint8_t tokens[C::kTokenStages][kUnits * kUnitBytes];  // e4m3, K permuted, 128B-swizzled rows
+  // FP4, many tokens: [128 rows x 128] e4m3, swizzled. The epilogue of few tokens and the route lists stage their data in the same bytes.
+  uint8_t expanded[C::is_fp8 ? kStagingBytes : C::kExpandedSlots * kFp8HalfBytes];
+  alignas(1024) uint8_t weights[C::kWeightSlots][C::kHalfBytes];
+  float scales[C::kTokenStages][kGpuTokenBlock];
+  const uint8_t* row_codes[kFewTokens];  // gather: where each token's row begins
+  const float* row_scales[kFewTokens];
+  ExpandTables tables[C::is_fp8 ? 1 : 2];  // of the math warps and of the expanding ones
+  int32_t table_key[2][2];
+  BlockTask queue[kQueueSlots];
+  uint64_t epoch;       // of this call
+  int64_t num_tokens;
+  uint64_t weights_full[C::kWeightSlots], weights_empty[C::kWeightSlots];
+  uint64_t tokens_full[C::kTokenStages], tokens_empty[C::kTokenStages];
+  uint64_t expanded_full[C::kExpandedSlots], expanded_empty[C::kExpandedSlots];
+  uint64_t staging_free;  // FP4: a task of few tokens has left the staging
+  uint64_t queue_full[kQueueSlots], queue_empty[kQueueSlots];
+
+  __device__ __forceinline__ uint8_t* staging() { return expanded; }
+
+  // Addresses as PTX wants them. From literals, so that the main loops do this arithmetic in uniform registers.
+  static __device__ __forceinline__ uint32_t tokens_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, tokens) + i * sizeof(tokens[0]); }
+  static __device__ __forceinline__ uint32_t weights_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, weights) + i * sizeof(weights[0]); }
+  static __device__ __forceinline__ uint32_t scales_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, scales) + i * sizeof(scales[0]); }
+  static __device__ __forceinline__ uint32_t tables_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, tables) + i * sizeof(tables[0]); }
+  static __device__ __forceinline__ uint32_t weights_full_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, weights_full) + i * sizeof(weights_full[0]); }
+  static __device__ __forceinline__ uint32_t weights_empty_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, weights_empty) + i * sizeof(weights_empty[0]); }
+  static __device__ __forceinline__ uint32_t tokens_full_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, tokens_full) + i * sizeof(tokens_full[0]); }
+  static __device__ __forceinline__ uint32_t tokens_empty_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, tokens_empty) + i * sizeof(tokens_empty[0]); }
+  static __device__ __forceinline__ uint32_t expanded_full_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, expanded_full) + i * sizeof(expanded_full[0]); }
+  static __device__ __forceinline__ uint32_t expanded_empty_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, expanded_empty) + i * sizeof(expanded_empty[0]); }
+  static __device__ __forceinline__ uint32_t queue_full_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, queue_full) + i * sizeof(queue_full[0]); }
+  static __device__ __forceinline__ uint32_t queue_empty_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, queue_empty) + i * sizeof(queue_empty[0]); }
+  static __device__ __forceinline__ uint32_t expanded_at() { return kSharedBase + offsetof(SharedStorage, expanded); }
+  static __device__ __forceinline__ uint32_t staging_free_at() { return kSharedBase + offsetof(SharedStorage, staging_free); }
+};
+
+__device__ __forceinline__ uint8_t* shared_bytes() {
+  extern __shared__ __align__(1024) uint8_t bytes[];
+  return bytes;
+}
 template <class C>
 __device__ __forceinline__ SharedStorage<C>& shared_storage() {
-  extern __shared__ __align__(1024) uint8_t bytes[];
-  return *reinterpret_cast<SharedStorage<C>*>(bytes);
+  return *reinterpret_cast<SharedStorage<C>*>(shared_bytes());
 }
-
-enum NamedBarrier : uint32_t { kMathBarrier = 1, kGatherBarrier = 2 };
+enum NamedBarrier : uint32_t { kMathBarrier = 1, kGatherBarrier = 2, kExpandBarrier = 3 };
 
 }  // namespace monomoe::cuda

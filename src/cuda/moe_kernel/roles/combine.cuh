@@ -6,6 +6,12 @@
 
 namespace monomoe::cuda {
 
+__device__ __forceinline__ void add_eight(float (&sum)[8], uint4 v) {
+  const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum[i] = add_rn(sum[i], bf16_decode(static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2)))));
+}
+
 // Channels [256 * part, ...) in steps of 256 * parts.
 __device__ __forceinline__ bool combine_token(const Params& params, int64_t token, int part, int parts, int lane) {
   const Problem& p = params.problem;
@@ -21,12 +27,21 @@ __device__ __forceinline__ bool combine_token(const Params& params, int64_t toke
   const auto* rows = reinterpret_cast<const uint16_t*>(own + params.symmetric.contributions) + token * p.topk * p.hidden;
   for (int64_t channel = part * 256 + lane * 8; channel < p.hidden; channel += parts * 256) {
     float sum[8] = {};
-    for (uint32_t left = live; left != 0; left &= left - 1) {
-      const int slot = __ffs(left) - 1;
-      const uint4 v = __ldcg(reinterpret_cast<const uint4*>(rows + slot * p.hidden + channel));
-      const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
+    for (uint32_t left = live; left != 0;) {
+      constexpr int kBatch = 8;  // loads under way at a time
+      uint4 v[kBatch];
+      uint32_t taken = left;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) sum[i] = add_rn(sum[i], bf16_decode(static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2)))));
+      for (int i = 0; i < kBatch; ++i) {
+        v[i] = make_uint4(0, 0, 0, 0);  // defined on every path: else its registers count as live through all tasks
+        if (taken != 0) v[i] = __ldcg(reinterpret_cast<const uint4*>(rows + (__ffs(taken) - 1) * p.hidden + channel));
+        taken &= taken - 1;
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (left != 0) add_eight(sum, v[i]);
+        left &= left - 1;
+      }
     }
     const uint4 out = make_uint4(ptx::encode_bf16_pair(sum[0], sum[1]), ptx::encode_bf16_pair(sum[2], sum[3]), ptx::encode_bf16_pair(sum[4], sum[5]), ptx::encode_bf16_pair(sum[6], sum[7]));
     *reinterpret_cast<uint4*>(params.y + token * p.hidden + channel) = out;

@@ -1,8 +1,8 @@
 // Task: dispatch - a chunk of tokens, one per math warp: quantise the row once, push it to every rank that serves it; ids and weights go to all.
 #pragma once
 
-#include "cuda/moe_kernel/roles/claim.cuh"
-#include "cuda/moe_kernel/roles/epilogue.cuh"
+#include "cuda/moe_kernel/roles/math_rings.cuh"
+#include "cuda/moe_kernel/roles/quantise.cuh"
 
 namespace monomoe::cuda {
 

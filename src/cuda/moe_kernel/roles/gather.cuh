@@ -1,88 +1,123 @@
-// Role: gather - two warps of the moving warpgroup (2, 3).
-// Waits on:  queue_full (claim), block_done[block] (GEMM1 of other thread blocks, gpu scope), empty[stage] (math)
-// Signals:   full[stage] (one arrival per thread, when its copies have landed), queue_empty
+// Role: gather - two warps of the moving warpgroup (2, 3). They bring token rows: the intermediate and arranged rows by bulk copies of tiles, the
+// rows of few tokens one by one from where their source pushed them.
+// Waits on:  queue_full (claim), block_done or block_arranged (math of other thread blocks, gpu scope), tokens_empty[stage] (math)
+// Signals:   tokens_full[stage] (one arrival per thread, when its copies have landed), queue_empty
 // Reads:     token rows or the intermediate    Writes: smem.tokens, smem.scales
 // Ends when: the end task is met.
 #pragma once
 
-#include "cuda/moe_kernel/roles/claim.cuh"
+#include "cuda/moe_kernel/roles/arranged_rows.cuh"
 #include "cuda/ptx/copy.cuh"
 
 namespace monomoe::cuda {
 
-// Where the rows of the block's routes begin: own rows in the workspace, the others where their source pushed them.
+inline constexpr int kGatherThreads = kGatherWarps * 32;
+
 template <class C>
 __device__ __forceinline__ void find_rows(const Params& params, SharedStorage<C>& smem, const BlockTask& task, int thread) {
-  const Problem& p = params.problem;
-  const auto* routes = reinterpret_cast<const Route*>(params.workspace + params.local.routes);
-  for (int row = thread; row < task.count; row += kGatherWarps * 32) {
-    if (static_cast<TaskKind>(task.kind) == TaskKind::kGemm2) {
-      const int64_t route = task.route_begin + row;
-      smem.row_codes[row] = params.workspace + params.local.mid_codes + route * p.padded_intermediate();
-      smem.row_scales[row] = reinterpret_cast<const float*>(params.workspace + params.local.mid_scales) + route * p.intermediate_blocks();
-      continue;
-    }
-    const int4 words = __ldcg(reinterpret_cast<const int4*>(routes + task.route_begin + row));
-    const int64_t src = words.x, token = words.y;
-    const bool own = src == params.self;
-    const int64_t index = own ? token : peer_block(src, params.self) * p.capacity + token;
-    const uint8_t* codes = own ? params.workspace + params.local.own_codes : params.peers[params.self] + params.symmetric.row_codes;
-    const uint8_t* scales = own ? params.workspace + params.local.own_scales : params.peers[params.self] + params.symmetric.row_scales;
-    smem.row_codes[row] = codes + index * p.hidden;
-    smem.row_scales[row] = reinterpret_cast<const float*>(scales) + index * p.hidden_blocks();
+  ptx::named_barrier_sync(kGatherBarrier, kGatherThreads);  // all are done with the last task's row pointers
+  for (int row = thread; row < task.count; row += kGatherThreads) {
+    const TokenRow found = token_row(params, task.route_begin + row);
+    smem.row_codes[row] = found.codes;
+    smem.row_scales[row] = found.scales;
   }
-  ptx::named_barrier_sync(kGatherBarrier, kGatherWarps * 32);
+  ptx::named_barrier_sync(kGatherBarrier, kGatherThreads);
 }
 
+// K block k_block of all rows into a unit of the stage. Eight threads have a row.
 template <class C>
-__device__ __forceinline__ void copy_stage(SharedStorage<C>& smem, const BlockTask& task, uint32_t slot, int64_t k_block, int thread) {
-  const uint32_t tokens = ptx::smem_address(smem.tokens[slot]);
+__device__ __forceinline__ void copy_rows(SharedStorage<C>& smem, const BlockTask& task, uint32_t stage, int unit, int64_t k_block, int thread) {
+  const uint32_t tokens = smem.tokens_at(stage) + unit * kUnitBytes;
   const int chunk = thread % 8;
-  for (int row = thread / 8; row < task.count; row += kGatherWarps * 4) {
+  for (int row = thread / 8; row < task.count; row += kGatherThreads / 8) {
     ptx::copy_async_16(tokens + row * 128 + ((chunk ^ (row & 7)) << 4), smem.row_codes[row] + k_block * kBlockK + chunk * 16);
   }
-  const uint32_t scales = ptx::smem_address(smem.scales[slot]);
-  for (int row = thread; row < task.count; row += kGatherWarps * 32) ptx::copy_async_4(scales + row * 4, smem.row_scales[row] + k_block);
-  ptx::copy_async_arrive(ptx::smem_address(&smem.full[slot]));
+  const uint32_t scales = smem.scales_at(stage) + unit * kSubtileTokens * 4;
+  for (int row = thread; row < task.count; row += kGatherThreads) ptx::copy_async_4(scales + row * 4, smem.row_scales[row] + k_block);
+}
+
+// Rows that lie as tiles: [K block][rows x 128 B] and scales [K block][rows].
+struct TokenTiles {
+  const uint8_t* codes;
+  const float* scales;
+  int64_t rows_apart;  // of two K blocks
+};
+
+__device__ __forceinline__ TokenTiles token_tiles(const Params& params, const BlockTask& task) {
+  if (is_down(task)) return {mid_codes(params, task), mid_scales(params, task), block_rows(task)};
+  return {arranged_codes(params, task.block), arranged_scales(params, task.block), kGpuTokenBlock};
+}
+
+// `units` K blocks from k_block on into the stage. One thread.
+template <class C>
+__device__ __forceinline__ void copy_tiles(SharedStorage<C>& smem, const TokenTiles& tiles, int rows, uint32_t stage, int64_t k_block, int units,
+                                           uint64_t policy) {
+  const uint32_t full = smem.tokens_full_at(stage);
+  const uint32_t bytes = rows * kBlockK, scale_bytes = rows * 4;
+  ptx::mbarrier_arrive_expect_tx(full, units * (bytes + scale_bytes));
+  for (int unit = 0; unit < units; ++unit, ++k_block) {
+    ptx::bulk_copy(smem.tokens_at(stage) + unit * kUnitBytes, tiles.codes + k_block * tiles.rows_apart * kBlockK, bytes, full, policy);
+    ptx::bulk_copy(smem.scales_at(stage) + unit * kSubtileTokens * 4, tiles.scales + k_block * tiles.rows_apart, scale_bytes, full, policy);
+  }
 }
 
 template <class C>
-__device__ __forceinline__ void gather_rows(const Params& params, SharedStorage<C>& smem, const BlockTask& task,
-                                            RingCursor<C::kStages>& stage, int thread) {
-  const bool down = static_cast<TaskKind>(task.kind) == TaskKind::kGemm2;
-  const int64_t k_blocks = down ? params.experts.down_k_blocks : params.experts.gate_up_k_blocks;
-  for (int64_t k_block = 0; k_block < k_blocks; ++k_block) {
-    wait_barrier(smem.empty[stage.slot], stage.phase);
-    copy_stage(smem, task, stage.slot, k_block, thread);
-    stage.advance();
+__device__ __forceinline__ void gather_task(const Params& params, SharedStorage<C>& smem, const BlockTask& task, RingCursor<C::kTokenStages>& stage,
+                                            uint64_t policy, int thread) {
+  const auto [k_blocks, halves] = task_extent(params, task);
+  const bool many = has_many_tokens(task), tiled = many || is_down(task);
+  TokenTiles tiles{};
+  if (tiled) tiles = token_tiles(params, task);
+  else find_rows(params, smem, task, thread);
+  // Many tokens come once for each half of the weight rows, a K block at a time; few come once, four K blocks at a time.
+  const int rounds = many ? halves : 1, step = many ? 1 : kUnits;
+  for (int round = 0; round < rounds; ++round) {
+    for (int k_block = 0; k_block < k_blocks; k_block += step) {
+      const int units = min(step, k_blocks - k_block);
+      wait_barrier(smem.tokens_empty_at(stage.slot), stage.phase);
+      if (!tiled) {
+        for (int unit = 0; unit < units; ++unit) copy_rows(smem, task, stage.slot, unit, k_block + unit, thread);
+        ptx::copy_async_arrive(smem.tokens_full_at(stage.slot));
+      } else if (thread == 0) {
+        copy_tiles(smem, tiles, block_rows(task), stage.slot, k_block, units, policy);
+      } else {
+        ptx::mbarrier_arrive(smem.tokens_full_at(stage.slot));
+      }
+      stage.advance();
+    }
   }
+}
+
+// Until the rows this task reads are written: the intermediate by GEMM1, arranged rows by the arrange tasks.
+__device__ __forceinline__ void await_rows(const Params& params, const BlockTask& task, int lane) {
+  const bool down = is_down(task);
+  if (!down && !has_many_tokens(task)) return;
+  if (lane == 0) {
+    const uint32_t* counter = down ? block_done(params, task.block) : block_arranged(params, task.block);
+    await_at_least(
+        params, [&] { return uint64_t{ptx::load_acquire_gpu(counter)}; }, down ? gemm1_warps_of_block(params) : pieces_of_block(task),
+        static_cast<TaskKind>(task.kind), WaitFlag::kBlockDone, static_cast<uint64_t>(params.self), static_cast<uint64_t>(task.block));
+    ptx::fence_proxy_async();  // plain writes there, bulk copies here
+  }
+  __syncwarp();
 }
 
 template <class C>
 __device__ __forceinline__ void gather_role(const Params& params, SharedStorage<C>& smem, int thread) {
   auto queue = RingCursor<kQueueSlots>::consumer();
-  auto stage = RingCursor<C::kStages>::producer();
+  auto stage = RingCursor<C::kTokenStages>::producer();
+  const uint64_t policy = ptx::policy_evict_normal();
   for (;;) {
-    wait_barrier(smem.queue_full[queue.slot], queue.phase);
+    wait_barrier(smem.queue_full_at(queue.slot), queue.phase);
     const BlockTask task = smem.queue[queue.slot];
     __syncwarp();
-    if (thread % 32 == 0) ptx::mbarrier_arrive(ptx::smem_address(&smem.queue_empty[queue.slot]));
+    if (thread % 32 == 0) ptx::mbarrier_arrive(smem.queue_empty_at(queue.slot));
     queue.advance();
     const auto kind = static_cast<TaskKind>(task.kind);
     if (kind == TaskKind::kNone) return;
     if (!is_gemm(kind)) continue;
-    if (kind == TaskKind::kGemm2) {
-      if (thread % 32 == 0) {
-        const auto* done = reinterpret_cast<const uint32_t*>(params.workspace + params.local.block_done) + task.block;
-        await_at_least(
-            params, [&] { return uint64_t{ptx::load_acquire_gpu(done)}; }, static_cast<uint64_t>(params.problem.intermediate_blocks()),
-            TaskKind::kGemm2, WaitFlag::kBlockDone, static_cast<uint64_t>(params.self), static_cast<uint64_t>(task.block));
-      }
-      __syncwarp();
-    }
-    ptx::named_barrier_sync(kGatherBarrier, kGatherWarps * 32);  // all are done with the last task's row pointers
-    find_rows(params, smem, task, thread);
-    gather_rows(params, smem, task, stage, thread);
+    await_rows(params, task, thread % 32);
+    gather_task(params, smem, task, stage, policy, thread);
   }
 }
 

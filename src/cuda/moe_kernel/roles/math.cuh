@@ -1,53 +1,86 @@
 // Role: math - two warpgroups. They compute GEMM tiles, and as plain threads dispatch, build route lists and combine.
-// Waits on:  queue_full (claim), full[stage] (weights' bytes and the gather threads)
-// Signals:   queue_empty, empty[stage] (one arrival per warp), the flags of each task
+// Waits on:  queue_full (claim), weights_full (weights) or expanded_full (expand), tokens_full (gather)
+// Signals:   queue_empty, what is empty again (one arrival per warp), the flags of each task
 // Ends when: the end task is met.
 #pragma once
 
+#include "cuda/moe_kernel/roles/arrange.cuh"
 #include "cuda/moe_kernel/roles/combine.cuh"
+#include "cuda/moe_kernel/roles/few_tokens_epilogue.cuh"
+#include "cuda/moe_kernel/roles/many_tokens_epilogue.cuh"
 #include "cuda/moe_kernel/roles/routes.cuh"
 
 namespace monomoe::cuda {
 
-template <class C, int kTokens, int kChunks>
-__device__ __forceinline__ void gemm_task(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRing<C>& ring, uint64_t epoch,
-                                          int warpgroup, int thread) {
-  Sums<kTokens, kChunks> sums;
-  gemm_sums(params, smem, task, ring, sums, warpgroup, thread);
-  if (static_cast<TaskKind>(task.kind) == TaskKind::kGemm1) gemm1_epilogue(params, smem, task, ring, sums, epoch, warpgroup, thread);
-  else gemm2_epilogue(params, smem, task, ring, sums, warpgroup, thread);
-}
-
-template <class C>
-__device__ __forceinline__ void run_gemm(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRing<C>& ring, uint64_t epoch,
-                                         int warpgroup, int thread) {
-  if constexpr (!C::is_fp8) prepare_tables(params, smem, task, warpgroup * 128 + thread);
-  if (task.count <= 8) gemm_task<C, 8, 1>(params, smem, task, ring, epoch, warpgroup, thread);
-  else if (task.count <= 16) gemm_task<C, 16, 1>(params, smem, task, ring, epoch, warpgroup, thread);
-  else if (task.count <= 32) gemm_task<C, 32, 1>(params, smem, task, ring, epoch, warpgroup, thread);
-  else if (task.count <= 64) gemm_task<C, 64, 1>(params, smem, task, ring, epoch, warpgroup, thread);
-  else gemm_task<C, 64, 2>(params, smem, task, ring, epoch, warpgroup, thread);
-}
-
-template <class C>
-__device__ __forceinline__ void math_role(const Params& params, SharedStorage<C>& smem, uint64_t epoch, int64_t num_tokens, int warpgroup, int thread) {
-  auto queue = RingCursor<kQueueSlots>::consumer();
-  MathRing<C> ring;
-  const int math_thread = warpgroup * 128 + thread;
-  for (;;) {
-    wait_barrier(smem.queue_full[queue.slot], queue.phase);
-    const BlockTask task = smem.queue[queue.slot];
+template <class C, int kTokens>
+__device__ __forceinline__ void few_tokens_task(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings,
+                                                int warpgroup) {
+  Sums<kTokens> sums;
+  few_tokens_sums(params, smem, task, rings, sums, warpgroup);
+  if (is_down(task)) few_tokens_gemm2_epilogue(params, smem, task, rings, sums, warpgroup);
+  else few_tokens_gemm1_epilogue(params, smem, task, rings, sums, smem.epoch, warpgroup);
+  if constexpr (!C::is_fp8) {
     __syncwarp();
-    if (thread % 32 == 0) ptx::mbarrier_arrive(ptx::smem_address(&smem.queue_empty[queue.slot]));
-    queue.advance();
+    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(smem.staging_free_at());
+  }
+}
+
+// kSubtiles: of this warpgroup.
+template <class C, int kSubtiles>
+__device__ __forceinline__ void many_tokens_task(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings,
+                                                 int warpgroup) {
+  const auto [k_blocks, halves] = task_extent(params, task);
+  if constexpr (!C::is_fp8) rings.weights.skip(k_blocks * halves);  // the expanding warps take them
+#pragma unroll 1
+  for (int half = 0; half < halves; ++half) {
+    TokenSums<kSubtiles> sums;
+    many_tokens_sums(params, smem, task, half, rings, sums, warpgroup);
+    if (is_down(task)) many_tokens_gemm2_epilogue(params, task, half, half == halves - 1, sums, warpgroup);
+    else many_tokens_gemm1_epilogue(params, task, half, sums, smem.epoch, warpgroup);
+    rings.release(ptx::thread_index() % 32);
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void run_gemm(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings,
+                                         int warpgroup) {
+  if (has_many_tokens(task)) {
+    const int subtiles = (task.count + kSubtileTokens - 1) / kSubtileTokens;
+    if (subtiles - warpgroup > kMathWarpgroups) many_tokens_task<C, 2>(params, smem, task, rings, warpgroup);
+    else many_tokens_task<C, 1>(params, smem, task, rings, warpgroup);
+    return;
+  }
+  if constexpr (!C::is_fp8) {
+    prepare_tables(params, smem.tables[0], smem.table_key[0], task, kMathBarrier, kMathThreads, warpgroup * 128 + ptx::thread_index() % 128);
+  }
+  if (task.count <= 8) few_tokens_task<C, 8>(params, smem, task, rings, warpgroup);
+  else if (task.count <= 16) few_tokens_task<C, 16>(params, smem, task, rings, warpgroup);
+  else if (task.count <= 32) few_tokens_task<C, 32>(params, smem, task, rings, warpgroup);
+  else if (task.count <= 48) few_tokens_task<C, 48>(params, smem, task, rings, warpgroup);
+  else few_tokens_task<C, 64>(params, smem, task, rings, warpgroup);
+}
+
+// The task is read where it lies: copies of it would cost the main loops registers.
+template <class C>
+__device__ __forceinline__ void math_role(const Params& params, SharedStorage<C>& smem, int warpgroup) {
+  auto queue = RingCursor<kQueueSlots>::consumer();
+  MathRings<C> rings;
+  for (;;) {
+    wait_barrier(smem.queue_full_at(queue.slot), queue.phase);
+    const BlockTask& task = smem.queue[queue.slot];
+    const int math_thread = ptx::thread_index() - 128;
     switch (static_cast<TaskKind>(task.kind)) {
-      case TaskKind::kDispatch: dispatch_task(params, task.index, epoch, num_tokens, math_thread); break;
-      case TaskKind::kRoutes: routes_task(params, smem, epoch, num_tokens, math_thread); break;
+      case TaskKind::kDispatch: dispatch_task(params, task.index, smem.epoch, smem.num_tokens, math_thread); break;
+      case TaskKind::kRoutes: routes_task(params, smem, smem.epoch, smem.num_tokens, math_thread); break;
+      case TaskKind::kArrange: arrange_task(params, task, math_thread); break;
       case TaskKind::kGemm1:
-      case TaskKind::kGemm2: run_gemm(params, smem, task, ring, epoch, warpgroup, thread); break;
-      case TaskKind::kCombine: combine_task(params, task.index, num_tokens, math_thread); break;
+      case TaskKind::kGemm2: run_gemm(params, smem, task, rings, warpgroup); break;
+      case TaskKind::kCombine: combine_task(params, task.index, smem.num_tokens, math_thread); break;
       case TaskKind::kNone: return;
     }
+    __syncwarp();
+    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(smem.queue_empty_at(queue.slot));
+    queue.advance();
   }
 }
 

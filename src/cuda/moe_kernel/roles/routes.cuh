@@ -58,51 +58,53 @@ __device__ __forceinline__ bool await_arrived(const Params& params, uint64_t epo
   return __all_sync(0xFFFFFFFFu, ok);
 }
 
-// Counters of all warps -> places in the list; expert_begin and block_begin. One warp.
+// Counters of all warps -> places in the list, where every expert begins at a multiple of eight; the list of blocks. One warp.
 __device__ __forceinline__ void place_counters(const Params& params, uint32_t* counters, int warps, int lane) {
   auto* expert_begin = reinterpret_cast<int64_t*>(params.workspace + params.local.expert_begin);
   auto* block_begin = reinterpret_cast<int64_t*>(params.workspace + params.local.block_begin);
   auto* block_done = reinterpret_cast<uint32_t*>(params.workspace + params.local.block_done);
-  int64_t routes = 0, blocks = 0;
+  auto* block_arranged = reinterpret_cast<uint32_t*>(params.workspace + params.local.block_arranged);
+  auto* infos = reinterpret_cast<BlockInfo*>(params.workspace + params.local.blocks);
+  int64_t rows = 0, blocks = 0;
+  bool many = false;
   for (int base = 0; base < params.num_slots; base += 32) {
     const int slot = base + lane;
     int64_t count = 0;
     for (int w = 0; w < warps && slot < params.num_slots; ++w) count += counters[w * params.num_slots + slot];
-    const int64_t own_blocks = ceil_div(count, kGpuTokenBlock);
-    int64_t routes_to = count, blocks_to = own_blocks;
+    const int64_t own_blocks = ceil_div(count, kGpuTokenBlock), own_rows = round_up(count, kRowGroup);
+    many |= count > kFewTokens;
+    int64_t rows_to = own_rows, blocks_to = own_blocks;
     for (int step = 1; step < 32; step *= 2) {
-      const int64_t r = __shfl_up_sync(0xFFFFFFFFu, routes_to, step), b = __shfl_up_sync(0xFFFFFFFFu, blocks_to, step);
+      const int64_t r = __shfl_up_sync(0xFFFFFFFFu, rows_to, step), b = __shfl_up_sync(0xFFFFFFFFu, blocks_to, step);
       if (lane >= step) {
-        routes_to += r;
+        rows_to += r;
         blocks_to += b;
       }
     }
     if (slot < params.num_slots) {
-      int64_t place = routes + routes_to - count;
+      int64_t place = rows + rows_to - own_rows;
       expert_begin[slot] = place;
-      block_begin[slot] = blocks + blocks_to - own_blocks;
+      int64_t block = blocks + blocks_to - own_blocks;
+      block_begin[slot] = block;
+      for (int64_t done = 0; done < count; done += kGpuTokenBlock, ++block) {
+        infos[block] = {place + done, slot, static_cast<int32_t>(min_of(count - done, kGpuTokenBlock))};
+        block_done[block] = 0;
+        block_arranged[block] = 0;
+      }
       for (int w = 0; w < warps; ++w) {
         const uint32_t n = counters[w * params.num_slots + slot];
         counters[w * params.num_slots + slot] = static_cast<uint32_t>(place);
         place += n;
       }
     }
-    routes += __shfl_sync(0xFFFFFFFFu, routes_to, 31);
+    rows += __shfl_sync(0xFFFFFFFFu, rows_to, 31);
     blocks += __shfl_sync(0xFFFFFFFFu, blocks_to, 31);
   }
-  for (int64_t block = lane; block < blocks; block += 32) block_done[block] = 0;
-  auto* infos = reinterpret_cast<BlockInfo*>(params.workspace + params.local.blocks);
-  __syncwarp();
-  for (int slot = lane; slot < params.num_slots; slot += 32) {
-    const int64_t begin = expert_begin[slot], end = slot + 1 < params.num_slots ? expert_begin[slot + 1] : routes;
-    int64_t block = block_begin[slot];
-    for (int64_t at = begin; at < end; at += kGpuTokenBlock) {
-      infos[block++] = {at, slot, static_cast<int32_t>(min_of(end - at, kGpuTokenBlock))};
-    }
-  }
+  many = __any_sync(0xFFFFFFFFu, many);
   if (lane == 0) {
-    expert_begin[params.num_slots] = routes;
+    expert_begin[params.num_slots] = rows;
     block_begin[params.num_slots] = blocks;
+    params.state->arranges = many ? 1 : 0;
   }
 }
 
@@ -113,7 +115,7 @@ __device__ __forceinline__ void routes_task(const Params& params, SharedStorage<
   if (num_tokens == 0 && warp == 0 && await_drained(params, epoch, lane) && lane == 0) publish_arrived(params, epoch, 0);
   const bool all_here = await_arrived(params, epoch, lane);
   const int warps = counting_warps(params.num_slots);
-  auto* counters = reinterpret_cast<uint32_t*>(smem.staging);
+  auto* counters = reinterpret_cast<uint32_t*>(smem.staging());
   math_barrier();
   for (int i = math_thread; i < warps * params.num_slots; i += kMathThreads) counters[i] = 0;
   math_barrier();

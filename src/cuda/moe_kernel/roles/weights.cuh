@@ -1,6 +1,6 @@
 // Role: weights - one thread of the moving warpgroup (warp 1).
-// Waits on:  queue_full (claim), empty[stage] (math)
-// Signals:   full[stage] (bytes), queue_empty
+// Waits on:  queue_full (claim), weights_empty[slot] (math, or expand)
+// Signals:   weights_full[slot] (bytes), queue_empty
 // Reads:     packed weights                    Writes: smem.weights
 // Ends when: the end task is met. Weights do not depend on tokens, so they stream before the tokens of their task are there.
 #pragma once
@@ -10,36 +10,41 @@
 
 namespace monomoe::cuda {
 
+// Few tokens: both halves of a K block, one after the other. Many: a half's whole K, then the other's.
 template <class C>
 __device__ __forceinline__ void stream_weights(const Params& params, SharedStorage<C>& smem, const BlockTask& task,
-                                               RingCursor<C::kStages>& stage, uint64_t policy) {
-  const bool down = static_cast<TaskKind>(task.kind) == TaskKind::kGemm2;
-  const int64_t k_blocks = down ? params.experts.down_k_blocks : params.experts.gate_up_k_blocks;
-  const int64_t halves = min_of(2, (down ? params.experts.down_halves : params.experts.gate_up_halves) - 2 * task.tile);
-  const uint32_t bytes = static_cast<uint32_t>(halves * params.experts.half_bytes);
-  const uint8_t* src = params.slot_data[task.slot] +
-                       (down ? params.experts.down_half(2 * task.tile, 0) : params.experts.gate_up_half(2 * task.tile, 0));
-  for (int64_t k_block = 0; k_block < k_blocks; ++k_block, src += bytes) {
-    wait_barrier(smem.empty[stage.slot], stage.phase);
-    const uint32_t full = ptx::smem_address(&smem.full[stage.slot]);
-    ptx::mbarrier_arrive_expect_tx(full, bytes);
-    ptx::bulk_copy(ptx::smem_address(smem.weights[stage.slot]), src, bytes, full, policy);
-    stage.advance();
+                                               RingCursor<C::kWeightSlots>& slot, uint64_t policy) {
+  const bool down = is_down(task), many = has_many_tokens(task);
+  const auto [k_blocks, halves] = task_extent(params, task);
+  const uint8_t* tile = params.slot_data[task.slot] +
+                        (down ? params.experts.down_half(2 * task.tile, 0) : params.experts.gate_up_half(2 * task.tile, 0));
+  const int outer = many ? halves : 1, inner = many ? k_blocks : k_blocks * halves;
+  const int64_t outer_bytes = C::kHalfBytes, inner_bytes = many ? halves * static_cast<int64_t>(C::kHalfBytes) : C::kHalfBytes;
+  for (int o = 0; o < outer; ++o) {
+    const uint8_t* src = tile + o * outer_bytes;
+    for (int i = 0; i < inner; ++i, src += inner_bytes) {
+      wait_barrier_patiently(smem.weights_empty_at(slot.slot), slot.phase);
+      const uint32_t full = smem.weights_full_at(slot.slot);
+      ptx::mbarrier_arrive_expect_tx(full, C::kHalfBytes);
+      ptx::bulk_copy(smem.weights_at(slot.slot), src, C::kHalfBytes, full, policy);
+      slot.advance();
+    }
   }
 }
 
 template <class C>
 __device__ __forceinline__ void weights_role(const Params& params, SharedStorage<C>& smem) {
   auto queue = RingCursor<kQueueSlots>::consumer();
-  auto stage = RingCursor<C::kStages>::producer();
-  const uint64_t policy = ptx::policy_evict_first();
+  auto slot = RingCursor<C::kWeightSlots>::producer();
+  const uint64_t once = ptx::policy_evict_first(), again = ptx::policy_evict_normal();
   for (;;) {
-    wait_barrier(smem.queue_full[queue.slot], queue.phase);
+    wait_barrier(smem.queue_full_at(queue.slot), queue.phase);
     const BlockTask task = smem.queue[queue.slot];
-    ptx::mbarrier_arrive(ptx::smem_address(&smem.queue_empty[queue.slot]));
+    ptx::mbarrier_arrive(smem.queue_empty_at(queue.slot));
     queue.advance();
     if (static_cast<TaskKind>(task.kind) == TaskKind::kNone) return;
-    if (is_gemm(static_cast<TaskKind>(task.kind))) stream_weights(params, smem, task, stage, policy);
+    // A full block may be followed by another one of the same expert.
+    if (is_gemm(static_cast<TaskKind>(task.kind))) stream_weights(params, smem, task, slot, task.count == kGpuTokenBlock ? again : once);
   }
 }
 

@@ -1,4 +1,5 @@
-// FP4 weights as register fragments of WGMMA's A operand: packed words and scale bytes -> e4m3, through a table per scale byte.
+// FP4 weights as register fragments of WGMMA's A operand: packed words and scale bytes -> e4m3, through a table per scale byte. The same
+// fragments, stored as matrices, make a tile in shared memory.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +18,11 @@ __device__ __forceinline__ void expand_word(uint32_t word, uint2 table, uint32_t
 }
 
 // a[4 * i + r] is register r of k32 step i for one block of 64 rows: r 0, 1: rows g, g + 8 with h 0; r 2, 3: the same with h 1.
-template <class C>
-__device__ __forceinline__ void expand_fp4(uint32_t (&a)[16], const SharedStorage<C>& smem, uint32_t half, int block, int thread) {
+__device__ __forceinline__ void expand_fp4(uint32_t (&a)[16], uint32_t tables, uint32_t half, int block, int thread) {
   const uint32_t codes = half + block * 4096 + thread * 16;
   const uint4 u = ptx::load_shared_16(codes), v = ptx::load_shared_16(codes + 2048);
   const uint32_t scales = ptx::load_shared_4(half + static_cast<uint32_t>(kFp4CodeBytes) + block * 512 + thread * 4);
-  const uint32_t gate = ptx::smem_address(smem.tables[0]), up = ptx::smem_address(smem.tables[1]);
+  const uint32_t gate = tables, up = tables + sizeof(ExpandTables::entry[0]);
   const uint2 table[4] = {ptx::load_shared_8(gate + ((scales << 3) & 0x7F8u)), ptx::load_shared_8(up + ((scales >> 5) & 0x7F8u)),
                           ptx::load_shared_8(gate + ((scales >> 13) & 0x7F8u)), ptx::load_shared_8(up + ((scales >> 21) & 0x7F8u))};
   const uint32_t words[4][2] = {{u.x, u.y}, {u.z, u.w}, {v.x, v.y}, {v.z, v.w}};
@@ -33,23 +33,31 @@ __device__ __forceinline__ void expand_fp4(uint32_t (&a)[16], const SharedStorag
   }
 }
 
-// Builds the tables of this task's shifts if they are not the ones in place. All math threads call it.
-template <class C>
-__device__ __forceinline__ void prepare_tables(const Params& params, SharedStorage<C>& smem, const BlockTask& task, int thread) {
-  if (smem.table_key[0] == task.shift[0] && smem.table_key[1] == task.shift[1]) return;
-  ptx::named_barrier_sync(kMathBarrier, kMathThreads);  // everyone has read the old keys and uses the old tables no more
+// e4m3_from_nvfp4 or e4m3_from_mxfp4 of the eight magnitudes with one scale byte. What a magnitude of 1 becomes is exact in fp32 (or far outside
+// e4m3 on the same side), so the encoding is the only rounding; magnitude 0 is 0 whatever the scale.
+__device__ __forceinline__ uint2 table_entry(bool nvfp4, uint32_t code, int shift) {
+  using namespace weight_codes_detail;
+  const float one = nvfp4 ? mul_rn(ptx::decode_e4m3(code), bounded_power(shift)) : bounded_power(static_cast<int>(code) - 127 + bounded_shift(shift));
+  const uint32_t low = ptx::encode_e4m3_pair(0.0f, mul_rn(one, 0.5f)) | ptx::encode_e4m3_pair(one, mul_rn(one, 1.5f)) << 16;
+  const uint32_t high = ptx::encode_e4m3_pair(mul_rn(one, 2.0f), mul_rn(one, 3.0f)) | ptx::encode_e4m3_pair(mul_rn(one, 4.0f), mul_rn(one, 6.0f)) << 16;
+  return make_uint2(low, high);
+}
+
+// Makes `tables` those of the task's shifts; `key` tells which they are. All `threads` threads of the barrier call it.
+__device__ __forceinline__ void prepare_tables(const Params& params, ExpandTables& tables, int32_t (&key)[2], const BlockTask& task, NamedBarrier barrier,
+                                               int threads, int thread) {
+  if (key[0] == task.shift[0] && key[1] == task.shift[1]) return;
+  ptx::named_barrier_sync(barrier, threads);  // everyone has read the old keys and uses the old tables no more
   const bool nvfp4 = params.problem.weights == WeightFormat::kNvfp4;
-  for (int side = 0; side < 2; ++side) {
-    uint32_t words[2] = {0, 0};
-    for (int code = 0; code < 8; ++code) {
-      const uint32_t e4m3 = nvfp4 ? e4m3_from_nvfp4(code, static_cast<uint8_t>(thread), task.shift[side])
-                                  : e4m3_from_mxfp4(code, static_cast<uint8_t>(thread), task.shift[side]);
-      words[code / 4] |= e4m3 << (8 * (code % 4));
-    }
-    smem.tables[side][thread] = make_uint2(words[0], words[1]);
-    if (thread == 0) smem.table_key[side] = task.shift[side];
+  for (int code = thread; code < 256; code += threads) {
+    tables.entry[0][code] = table_entry(nvfp4, code, task.shift[0]);
+    tables.entry[1][code] = task.shift[1] == task.shift[0] ? tables.entry[0][code] : table_entry(nvfp4, code, task.shift[1]);
   }
-  ptx::named_barrier_sync(kMathBarrier, kMathThreads);
+  if (thread == 0) {
+    key[0] = task.shift[0];
+    key[1] = task.shift[1];
+  }
+  ptx::named_barrier_sync(barrier, threads);
 }
 
 }  // namespace monomoe::cuda

@@ -1,15 +1,12 @@
-// What happens to finished sums: GEMM1's become the quantised intermediate in the workspace, GEMM2's become bf16 contributions in the memory of
-// each token's rank. A thread holds, per block of 64 rows: rows 16w + g (sums 0, 1) and + 8 (sums 2, 3) of tokens 8j + 2t and + 1.
+// What happens to finished sums of few tokens: GEMM1's become the quantised intermediate in the workspace, GEMM2's become bf16 contributions in the
+// memory of each token's rank. A thread holds, per block of 64 rows: rows 16w + g (sums 0, 1) and + 8 (sums 2, 3) of tokens 8j + 2t and + 1.
 #pragma once
 
-#include "cuda/moe_kernel/roles/gemm.cuh"
+#include "cuda/moe_kernel/roles/few_tokens_gemm.cuh"
 #include "cuda/moe_kernel/roles/quantise.cuh"
 #include "numerics/swiglu.h"
-#include "numerics/tensor_core.h"
 
 namespace monomoe::cuda {
-
-__device__ __forceinline__ void math_barrier() { ptx::named_barrier_sync(kMathBarrier, kMathThreads); }
 
 // GEMM1's sums pass through the staging sixteen tokens at a time, [token][256 rows] fp32, so that what follows is a short loop for any number of
 // tokens. Sixteen threads then have a token, each the gate and up rows of 8 neighbouring channels. 260 words a token and the exchanged
@@ -38,14 +35,8 @@ __device__ __forceinline__ void swiglu_eight(const float* staged, int p, float l
   for (int i = 0; i < 8; ++i) h[i] = swiglu(rows[i], rows[8 + i], limit);
 }
 
-// This rank has read every row its peers sent in this call: they may send the next.
-__device__ __forceinline__ void publish_drained(const Params& params, uint64_t epoch) {
-  for (int src = 0; src < params.problem.ranks; ++src) ptx::store_release_system(&symmetric_flags(params, src)->drained[params.self], epoch);
-}
-
 // One pass: tokens [first, first + 16) of the block are staged; quantise them into the workspace.
 __device__ __forceinline__ void store_pass(const Params& params, const BlockTask& task, const float* staged, int first, int math_thread) {
-  const Problem& p = params.problem;
   const int token = math_thread / 16, part = math_thread % 16, lane = math_thread % 32;
   float h[8];
   swiglu_eight(staged + token * kTokenWords, part, params.swiglu_limit, h);
@@ -54,34 +45,32 @@ __device__ __forceinline__ void store_pass(const Params& params, const BlockTask
   quantise_eight(h, words, scale);
   const uint4 chunk = physical_chunk(words, lane);
   if (first + token >= task.count) return;
-  const int64_t route = task.route_begin + first + token;
-  uint8_t* codes = params.workspace + params.local.mid_codes + route * p.padded_intermediate() + task.tile * kBlockK;
-  if (part < 8) *reinterpret_cast<uint4*>(codes + part * 16) = chunk;
+  const int row = first + token;
+  if (part < 8) *reinterpret_cast<uint4*>(mid_codes(params, task) + mid_row(task, task.tile, row) + ((part ^ (row & 7)) << 4)) = chunk;
   if (part != 8) return;
   const auto* routes = reinterpret_cast<const Route*>(params.workspace + params.local.routes);
-  auto* scales = reinterpret_cast<float*>(params.workspace + params.local.mid_scales);
-  scales[route * p.intermediate_blocks() + task.tile] = route_scale(scale, __ldcg(&routes[route].weight));
+  mid_scales(params, task)[task.tile * block_rows(task) + row] = route_scale(scale, __ldcg(&routes[task.route_begin + row].weight));
 }
 
-template <class C, int kTokens, int kChunks>
-__device__ __forceinline__ void gemm1_epilogue(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRing<C>& ring,
-                                               Sums<kTokens, kChunks>& sums, uint64_t epoch, int warpgroup, int thread) {
+template <class C, int kTokens>
+__device__ __forceinline__ void few_tokens_gemm1_epilogue(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings,
+                                                          Sums<kTokens>& sums, uint64_t epoch, int warpgroup) {
+  const int thread = ptx::thread_index() % 128;
   const int lane = thread % 32, g = lane / 4, t = lane % 4, warp = thread / 32;
   const int math_thread = warpgroup * 128 + thread;
-  auto* staged = reinterpret_cast<float*>(smem.staging);
-  constexpr int kGroups = kTokens * kChunks / 8;  // of 8 tokens
+  auto* staged = reinterpret_cast<float*>(smem.staging());
+  constexpr int kGroups = kTokens / 8;  // of 8 tokens
 #pragma unroll
   for (int group = 0; group < kGroups; group += 2) {
     math_barrier();  // the staging has been read
-    if (group == 0) ring.release(smem, lane);
+    if (group == 0) rings.release(lane);
 #pragma unroll
     for (int half = 0; half < 2 && group + half < kGroups; ++half) {
-      const int ch = (group + half) * 8 / kTokens, j = (group + half) % (kTokens / 8);
 #pragma unroll
       for (int m = 0; m < kRowBlocks; ++m) {
 #pragma unroll
         for (int r = 0; r < 4; ++r) {  // r / 2: gate or up; r % 2: token
-          const float sum = mul_rn(sums.value[m][ch][4 * j + r], task.multiplier[r / 2]);
+          const float sum = mul_rn(sums.value[m][4 * (group + half) + r], task.multiplier[r / 2]);
           staged[staged_word(half * 8 + 2 * t + r % 2, 2 * warpgroup + m, warp, r / 2, g)] = sum;
         }
       }
@@ -90,15 +79,7 @@ __device__ __forceinline__ void gemm1_epilogue(const Params& params, SharedStora
     if (group * 8 < task.count) store_pass(params, task, staged, group * 8, math_thread);
   }
   math_barrier();
-  if (math_thread == 0) {
-    auto* done = reinterpret_cast<uint32_t*>(params.workspace + params.local.block_done) + task.block;
-    __threadfence();
-    ptx::add_release_gpu(done, 1);
-    const auto* block_begin = reinterpret_cast<const int64_t*>(params.workspace + params.local.block_begin);
-    const int64_t tasks = __ldcg(block_begin + params.num_slots) * params.problem.intermediate_blocks();
-    const uint64_t finished = ptx::fetch_add_acq_rel_gpu(&params.state->gemm1_done, 1) + 1;
-    if (finished == static_cast<uint64_t>(tasks)) publish_drained(params, epoch);
-  }
+  if (math_thread == 0) publish_gemm1(params, task, epoch, kMathWarps);
 }
 
 inline constexpr int kStagedTokens = 32;  // contributions [32 tokens x 256 rows] bf16 fill the staging
@@ -126,28 +107,28 @@ __device__ __forceinline__ void send_staged(const Params& params, const BlockTas
   }
 }
 
-template <class C, int kTokens, int kChunks>
-__device__ __forceinline__ void gemm2_epilogue(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRing<C>& ring,
-                                               Sums<kTokens, kChunks>& sums, int warpgroup, int thread) {
+template <class C, int kTokens>
+__device__ __forceinline__ void few_tokens_gemm2_epilogue(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings,
+                                                          Sums<kTokens>& sums, int warpgroup) {
+  const int thread = ptx::thread_index() % 128;
   const int lane = thread % 32, warp = thread / 32;
   const int math_thread = warpgroup * 128 + thread;
-  const uint32_t staging = ptx::smem_address(smem.staging);
+  const uint32_t staging = smem.expanded_at();
   math_barrier();  // the staging of the last task has been read
-  ring.release(smem, lane);
-  constexpr int kGroups = kTokens * kChunks / 8;
+  rings.release(lane);
+  constexpr int kGroups = kTokens / 8;
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
-    const int ch = group * 8 / kTokens, j = group % (kTokens / 8);
 #pragma unroll
     for (int m = 0; m < kRowBlocks; ++m) {
-      const float s[4] = {sums.value[m][ch][4 * j], sums.value[m][ch][4 * j + 1], sums.value[m][ch][4 * j + 2], sums.value[m][ch][4 * j + 3]};
+      const float s[4] = {sums.value[m][4 * group], sums.value[m][4 * group + 1], sums.value[m][4 * group + 2], sums.value[m][4 * group + 3]};
       const int row = 64 * (2 * warpgroup + m) + 16 * warp;
       stage_eight_tokens(staging, group * 8 % kStagedTokens, row, s, task.multiplier[0], lane);
     }
     const bool full = group * 8 % kStagedTokens == kStagedTokens - 8;
     if (full || group == kGroups - 1) {
       math_barrier();
-      send_staged(params, task, smem.staging, group * 8 / kStagedTokens * kStagedTokens, math_thread);
+      send_staged(params, task, smem.staging(), group * 8 / kStagedTokens * kStagedTokens, math_thread);
       math_barrier();
     }
   }
@@ -155,7 +136,7 @@ __device__ __forceinline__ void gemm2_epilogue(const Params& params, SharedStora
     const auto* routes = reinterpret_cast<const Route*>(params.workspace + params.local.routes);
     const int4 route = __ldcg(reinterpret_cast<const int4*>(routes + task.route_begin + math_thread));
     __threadfence_system();
-    ptx::add_release_system(reinterpret_cast<uint32_t*>(params.peers[route.x] + params.symmetric.arrivals) + route.y, 1);
+    ptx::add_relaxed_system(reinterpret_cast<uint32_t*>(params.peers[route.x] + params.symmetric.arrivals) + route.y, 1);
   }
 }
 

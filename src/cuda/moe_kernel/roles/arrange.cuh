@@ -1,0 +1,51 @@
+// Task: arrange - 64 token rows of a block of many tokens, gathered from where their source pushed them into tiles that one bulk copy brings to
+// shared memory: [K block][256 rows x 128 B], swizzled. GEMM1 reads a block's rows once per 128 weight rows, so it pays to sort them once.
+#pragma once
+
+#include "cuda/moe_kernel/roles/arranged_rows.cuh"
+#include "cuda/moe_kernel/roles/math_rings.cuh"
+
+namespace monomoe::cuda {
+
+// One warp, one row: 512 bytes, four K blocks, at a time; loads in batches, since each comes from memory.
+__device__ __forceinline__ void arrange_row(const Params& params, const BlockTask& task, int row, int lane) {
+  constexpr int kBatch = 8;
+  const Problem& p = params.problem;
+  const TokenRow from = token_row(params, task.route_begin + row);
+  uint8_t* to = arranged_codes(params, task.block) + row * 128 + (((lane % 8) ^ (row & 7)) << 4);
+  float* scales = arranged_scales(params, task.block) + row;
+  for (int64_t k_block = lane; k_block < p.hidden_blocks(); k_block += 32) scales[k_block * kGpuTokenBlock] = __ldcg(from.scales + k_block);
+  for (int64_t first = lane / 8; first < p.hidden_blocks(); first += kBatch * 4) {
+    uint4 v[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      v[i] = make_uint4(0, 0, 0, 0);  // defined on every path, see combine_token
+      if (first + i * 4 < p.hidden_blocks()) v[i] = __ldcg(reinterpret_cast<const uint4*>(from.codes + (first + i * 4) * kBlockK) + lane % 8);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (first + i * 4 < p.hidden_blocks()) *reinterpret_cast<uint4*>(to + (first + i * 4) * kGpuTokenBlock * kBlockK) = v[i];
+    }
+  }
+}
+
+// task.count is 0 for a block past the last.
+__device__ __forceinline__ void arrange_task(const Params& params, const BlockTask& task, int math_thread) {
+  const int warp = math_thread / 32, lane = math_thread % 32;
+  const int begin = static_cast<int>(task.index) * kSubtileTokens;
+  if (!has_many_tokens(task) || begin >= task.count) return;
+  const int64_t earlier = task.block - params.local.window;  // has used the same memory
+  if (earlier >= 0) {
+    const uint32_t* done = block_done(params, earlier);
+    await_at_least(
+        params, [&] { return uint64_t{ptx::load_acquire_gpu(done)}; }, gemm1_warps_of_block(params), TaskKind::kArrange, WaitFlag::kBlockDone,
+        static_cast<uint64_t>(params.self), static_cast<uint64_t>(earlier));
+  }
+  for (int row = begin + warp; row < min(begin + kSubtileTokens, task.count); row += kMathWarps) arrange_row(params, task, row, lane);
+  math_barrier();
+  if (math_thread != 0) return;
+  __threadfence();
+  ptx::add_relaxed_gpu(block_arranged(params, task.block), 1);
+}
+
+}  // namespace monomoe::cuda

@@ -1,0 +1,148 @@
+// The main loop for up to 64 tokens: [256 weight rows x K] times a block of tokens, weights as WGMMA's M operand, FP4 expanded in registers. A
+// warpgroup has a half of the tile, two blocks of 64 rows; the fp32 sums stay in registers. Order along K and roundings are the contract's.
+#pragma once
+
+#include "cuda/moe_kernel/roles/math_rings.cuh"
+#include "cuda/moe_kernel/roles/weights_to_registers.cuh"
+
+namespace monomoe::cuda {
+
+inline constexpr int kRowBlocks = 2;  // of 64 rows, per warpgroup
+
+template <int kTokens>
+struct Sums {
+  float value[kRowBlocks][kTokens / 2];
+};
+
+__device__ __forceinline__ void pin(uint32_t (&d)[16]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
+
+// One K block's WGMMAs of one block of 64 rows, from zero.
+template <class C, int kTokens>
+__device__ __forceinline__ void issue_block(float (&partial)[kTokens / 2], const uint32_t (&a)[16], uint64_t rows, uint64_t tokens) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (C::is_fp8) ptx::Wgmma<kTokens>::shared(partial, rows + 2 * i, tokens + 2 * i, i > 0);
+    else ptx::Wgmma<kTokens>::registers(partial, a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3], tokens + 2 * i, i > 0);
+  }
+  ptx::wgmma_commit();
+}
+
+// Scales of this thread's tokens: 8j + 2t and + 1.
+template <int kTokens>
+__device__ __forceinline__ void load_token_scales(float2 (&scale)[kTokens / 8], uint32_t scales, int pair) {
+#pragma unroll
+  for (int j = 0; j < kTokens / 8; ++j) {
+    const uint2 bits = ptx::load_shared_8(scales + j * 32 + pair * 8);
+    scale[j] = make_float2(__uint_as_float(bits.x), __uint_as_float(bits.y));
+  }
+}
+
+// The promotion: sum = fma(partial, token scale [* block scale], sum). row_scale: of rows g (gate) and g + 8 (up).
+template <class C, int kTokens>
+__device__ __forceinline__ void promote(float (&sum)[kTokens / 2], float (&partial)[kTokens / 2], const float2 (&scale)[kTokens / 8],
+                                        const float (&row_scale)[2]) {
+  pin(partial);
+#pragma unroll
+  for (int j = 0; j < kTokens / 8; ++j) {
+    const float2 first = C::is_fp8 ? make_float2(mul_rn(scale[j].x, row_scale[0]), mul_rn(scale[j].y, row_scale[0])) : scale[j];
+    const float2 second = C::is_fp8 ? make_float2(mul_rn(scale[j].x, row_scale[1]), mul_rn(scale[j].y, row_scale[1])) : scale[j];
+    sum[4 * j] = fma_rn(partial[4 * j], first.x, sum[4 * j]);
+    sum[4 * j + 1] = fma_rn(partial[4 * j + 1], first.y, sum[4 * j + 1]);
+    sum[4 * j + 2] = fma_rn(partial[4 * j + 2], second.x, sum[4 * j + 2]);
+    sum[4 * j + 3] = fma_rn(partial[4 * j + 3], second.y, sum[4 * j + 3]);
+  }
+}
+
+// A warpgroup without rows (the second one of a tile that has one half) takes part in the ring only.
+template <class C>
+__device__ __forceinline__ void pass_tokens(SharedStorage<C>& smem, MathRings<C>& rings, int k_blocks, bool gathered, int lane) {
+  for (int k_block = 0; k_block < k_blocks; k_block += kUnits) {
+    rings.release(lane);
+    wait_tokens(smem, rings, gathered);
+    rings.held_tokens = smem.tokens_empty_at(rings.tokens.slot);
+    rings.tokens.advance();
+  }
+}
+
+template <class C, int kTokens>
+__device__ __forceinline__ void few_tokens_sums(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings,
+                                                Sums<kTokens>& sums, int warpgroup) {
+  const int thread = ptx::thread_index() % 128;
+  const bool gathered = !is_down(task);
+  const auto [k_blocks, halves] = task_extent(params, task);
+  const int lane = thread % 32, pair = lane % 4;
+#pragma unroll
+  for (int m = 0; m < kRowBlocks; ++m) {
+#pragma unroll
+    for (int j = 0; j < kTokens / 2; ++j) sums.value[m][j] = 0.0f;
+  }
+  auto slot = rings.weights;  // of this warpgroup's halves
+  slot.skip(warpgroup);
+  rings.weights.skip(k_blocks * halves);
+  rings.arrivals = C::is_fp8 ? kMathWarpgroups : 1;
+  if (warpgroup >= halves) return pass_tokens(smem, rings, k_blocks, gathered, lane);
+  BlockScales blocks;
+  float row_scale[2] = {1.0f, 1.0f}, next_scale[2] = {1.0f, 1.0f};
+  if constexpr (C::is_fp8) {
+    blocks = block_scales(params, task, warpgroup);
+    next_scale[0] = __ldg(blocks.gate);
+    next_scale[1] = __ldg(blocks.up);
+  }
+  // Both blocks of rows have partial sums of their own, so one's promotion and expansion run under the other's WGMMAs.
+  float partial[kRowBlocks][kTokens / 2];
+  uint32_t a[kRowBlocks][16];
+  const auto expand = [&](int m) {
+    if constexpr (!C::is_fp8) {
+      expand_fp4(a[m], smem.tables_at(0), smem.weights_at(slot.slot), m, thread);
+      pin(a[m]);
+    }
+  };
+  wait_barrier(smem.weights_full_at(slot.slot), slot.phase);
+  wait_tokens(smem, rings, gathered);
+  expand(0);
+  expand(1);
+  for (int k_block = 0; k_block < k_blocks; ++k_block) {
+    const bool more = k_block + 1 < k_blocks;
+    const int unit = k_block % kUnits;
+    const bool last_unit = unit == kUnits - 1 || !more;
+    const uint64_t tokens = ptx::matrix_descriptor(smem.tokens_at(rings.tokens.slot) + unit * kUnitBytes);
+    const uint64_t rows = ptx::matrix_descriptor(smem.weights_at(slot.slot));
+    const uint32_t scales = smem.scales_at(rings.tokens.slot) + unit * kSubtileTokens * 4;
+    const uint32_t weights_empty = smem.weights_empty_at(slot.slot);
+    const uint32_t tokens_empty = smem.tokens_empty_at(rings.tokens.slot);
+    float2 scale[kTokens / 8];
+    if constexpr (C::is_fp8) {
+      row_scale[0] = next_scale[0];
+      row_scale[1] = next_scale[1];
+      const int ahead = more ? k_block + 1 : k_block;
+      next_scale[0] = __ldg(blocks.gate + ahead);
+      next_scale[1] = __ldg(blocks.up + ahead);
+    }
+    issue_block<C, kTokens>(partial[0], a[0], rows, tokens);
+    issue_block<C, kTokens>(partial[1], a[1], rows + 64 * 128 / 16, tokens);
+    rings.release(lane);
+    load_token_scales<kTokens>(scale, scales, pair);
+    ptx::wgmma_wait<1>();
+    promote<C, kTokens>(sums.value[0], partial[0], scale, row_scale);
+    // The next K block, and half of its weights, while WGMMAs of this one run.
+    slot.advance();
+    if (halves == 2) slot.advance();
+    if (last_unit) rings.tokens.advance();
+    if (more) {
+      wait_barrier(smem.weights_full_at(slot.slot), slot.phase);
+      if (last_unit) wait_tokens(smem, rings, gathered);
+      expand(0);
+    }
+    ptx::wgmma_wait<0>();
+    promote<C, kTokens>(sums.value[1], partial[1], scale, row_scale);
+    if (more) expand(1);
+    rings.held_weights = weights_empty;
+    if (last_unit) rings.held_tokens = tokens_empty;
+  }
+}
+
+}  // namespace monomoe::cuda

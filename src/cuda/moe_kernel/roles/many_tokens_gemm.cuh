@@ -1,0 +1,122 @@
+// The main loop for more than 64 tokens: up to 256 tokens times a half of the tile (128 weight rows), tokens as WGMMA's M operand, both operands
+// in shared memory. Subtiles of 64 tokens go to the warpgroups in turn; a thread holds two tokens of each. Order along K and roundings are the
+// contract's, as in few_tokens_gemm.cuh.
+#pragma once
+
+#include "cuda/moe_kernel/roles/math_rings.cuh"
+
+namespace monomoe::cuda {
+
+inline constexpr int kColumns = kHalfRows;           // of the product: weight rows
+inline constexpr int kColumnSums = kColumns / 2;     // a thread's share of [64 x 128]: 4j + 2r + b is token g + 8r, column 8j + 2t + b
+
+template <int kSubtiles>
+struct TokenSums {
+  float value[kSubtiles][kColumnSums];
+};
+
+// The half's weights as a tile of [128 rows x 128 B]: FP8 as it came, FP4 expanded.
+template <class C>
+__device__ __forceinline__ void wait_weights_tile(SharedStorage<C>& smem, const MathRings<C>& rings) {
+  if constexpr (C::is_fp8) wait_barrier(smem.weights_full_at(rings.weights.slot), rings.weights.phase);
+  else wait_barrier(smem.expanded_full_at(rings.expanded.slot), rings.expanded.phase);
+}
+template <class C>
+__device__ __forceinline__ uint32_t weights_tile(SharedStorage<C>& smem, const MathRings<C>& rings) {
+  if constexpr (C::is_fp8) return smem.weights_at(rings.weights.slot);
+  else return smem.expanded_at() + rings.expanded.slot * static_cast<uint32_t>(kFp8HalfBytes);
+}
+template <class C>
+__device__ __forceinline__ uint32_t weights_tile_empty(SharedStorage<C>& smem, const MathRings<C>& rings) {
+  if constexpr (C::is_fp8) return smem.weights_empty_at(rings.weights.slot);
+  else return smem.expanded_empty_at(rings.expanded.slot);
+}
+template <class C>
+__device__ __forceinline__ void advance_both(MathRings<C>& rings) {
+  rings.tokens.advance();
+  if constexpr (C::is_fp8) rings.weights.advance();
+  else rings.expanded.advance();
+}
+
+// sum = fma(partial, token scale [* block scale], sum). scale[r][side]: token g + 8r, gate (even j) or up (odd j) columns.
+template <class C>
+__device__ __forceinline__ void promote_tokens(float (&sum)[kColumnSums], float (&partial)[kColumnSums], const float (&scale)[2][2]) {
+  pin(partial);
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+    const int side = C::is_fp8 ? j % 2 : 0;
+    sum[4 * j] = fma_rn(partial[4 * j], scale[0][side], sum[4 * j]);
+    sum[4 * j + 1] = fma_rn(partial[4 * j + 1], scale[0][side], sum[4 * j + 1]);
+    sum[4 * j + 2] = fma_rn(partial[4 * j + 2], scale[1][side], sum[4 * j + 2]);
+    sum[4 * j + 3] = fma_rn(partial[4 * j + 3], scale[1][side], sum[4 * j + 3]);
+  }
+}
+
+template <class C, int kSubtiles>
+__device__ __forceinline__ void many_tokens_sums(const Params& params, SharedStorage<C>& smem, const BlockTask& task, int half, MathRings<C>& rings,
+                                                 TokenSums<kSubtiles>& sums, int warpgroup) {
+  const int thread = ptx::thread_index() % 128;
+  const int k_blocks = task_extent(params, task).k_blocks;
+  const int lane = thread % 32;
+#pragma unroll
+  for (int m = 0; m < kSubtiles; ++m) {
+#pragma unroll
+    for (int j = 0; j < kColumnSums; ++j) sums.value[m][j] = 0.0f;
+  }
+  BlockScales blocks;
+  float block_scale[2] = {1.0f, 1.0f}, next_scale[2] = {1.0f, 1.0f};
+  if constexpr (C::is_fp8) {
+    blocks = block_scales(params, task, half);
+    next_scale[0] = __ldg(blocks.gate);
+    next_scale[1] = __ldg(blocks.up);
+  }
+  rings.arrivals = 1;
+  float partial[kColumnSums];
+  wait_weights_tile(smem, rings);
+  wait_tokens(smem, rings, false);
+  for (int k_block = 0; k_block < k_blocks; ++k_block) {
+    const bool more = k_block + 1 < k_blocks;
+    const uint32_t stage = rings.tokens.slot;
+    const uint64_t tokens = ptx::matrix_descriptor(smem.tokens_at(stage) + warpgroup * kUnitBytes);
+    const uint64_t weights = ptx::matrix_descriptor(weights_tile(smem, rings));
+    const uint32_t scales = smem.scales_at(stage) + (warpgroup * kSubtileTokens + thread / 32 * 16 + lane / 4) * 4;
+    const uint32_t weights_empty = weights_tile_empty(smem, rings), tokens_empty = smem.tokens_empty_at(stage);
+    if constexpr (C::is_fp8) {
+      block_scale[0] = next_scale[0];
+      block_scale[1] = next_scale[1];
+      const int ahead = more ? k_block + 1 : k_block;
+      next_scale[0] = __ldg(blocks.gate + ahead);
+      next_scale[1] = __ldg(blocks.up + ahead);
+    }
+#pragma unroll
+    for (int m = 0; m < kSubtiles; ++m) {
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        ptx::Wgmma<kColumns>::shared(partial, tokens + m * (kMathWarpgroups * kUnitBytes / 16) + 2 * i, weights + 2 * i, i > 0);
+      }
+      ptx::wgmma_commit();
+      if (m == 0) rings.release(lane);
+      float scale[2][2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float token = __uint_as_float(ptx::load_shared_4(scales + (m * kMathWarpgroups * kSubtileTokens + 8 * r) * 4));
+        scale[r][0] = C::is_fp8 ? mul_rn(token, block_scale[0]) : token;
+        scale[r][1] = C::is_fp8 ? mul_rn(token, block_scale[1]) : token;
+      }
+      if (m == kSubtiles - 1) {  // the next stage is awaited while the last WGMMAs of this one run
+        advance_both(rings);
+        if (more) {
+          wait_weights_tile(smem, rings);
+          wait_tokens(smem, rings, false);
+        }
+      }
+      ptx::wgmma_wait<0>();
+      promote_tokens<C>(sums.value[m], partial, scale);
+    }
+    rings.held_weights = weights_empty;
+    rings.held_tokens = tokens_empty;
+  }
+}
+
+}  // namespace monomoe::cuda

@@ -1,0 +1,84 @@
+// The rings as a math warp sees them, and what both main loops share.
+#pragma once
+
+#include "cuda/moe_kernel/roles/arranged_rows.cuh"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "numerics/fp32.h"
+#include "plan/ring.h"
+
+namespace monomoe::cuda {
+
+__device__ __forceinline__ void math_barrier() { ptx::named_barrier_sync(kMathBarrier, kMathThreads); }
+
+// Places in the rings, and what is still to be given back. A slot or stage is given back only after the next WGMMA has been issued: that one
+// overwrites the partial sums, so every shared load of the old data has been consumed. Arriving straight after the wait let loads be overtaken.
+template <class C>
+struct MathRings {
+  RingCursor<C::kWeightSlots> weights = RingCursor<C::kWeightSlots>::consumer();
+  RingCursor<C::kTokenStages> tokens = RingCursor<C::kTokenStages>::consumer();
+  RingCursor<C::kExpandedSlots> expanded = RingCursor<C::kExpandedSlots>::consumer();
+  uint32_t held_weights = 0, held_tokens = 0;  // addresses of barriers to arrive on, 0: none
+  uint32_t arrivals = 1;                       // on held_weights
+
+  __device__ __forceinline__ void release(int lane) {
+    if ((held_weights | held_tokens) == 0) return;
+    __syncwarp();
+    if (lane == 0) {
+      if (held_weights != 0) ptx::mbarrier_arrive(held_weights, arrivals);
+      if (held_tokens != 0) ptx::mbarrier_arrive(held_tokens);
+    }
+    held_weights = held_tokens = 0;
+  }
+};
+
+// gathered: row by row, by plain asynchronous copies, which are generic-proxy writes: their arrival and the fence put them before the WGMMAs that
+// follow. Tiles come by bulk copies and need no fence.
+template <class C>
+__device__ __forceinline__ void wait_tokens(SharedStorage<C>& smem, const MathRings<C>& rings, bool gathered) {
+  wait_barrier(smem.tokens_full_at(rings.tokens.slot), rings.tokens.phase);
+  if (gathered) ptx::fence_proxy_async_smem();
+}
+
+template <int kCount>
+__device__ __forceinline__ void pin(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// Block scales of FP8 along K for gate and up rows; for down both are those of a half.
+struct BlockScales {
+  const float* gate = nullptr;
+  const float* up = nullptr;
+};
+
+__device__ __forceinline__ BlockScales block_scales(const Params& params, const BlockTask& task, int half) {
+  const uint8_t* expert = params.slot_data[task.slot];
+  if (is_down(task)) {
+    const int64_t row = min_of(2 * task.tile + half, params.experts.down_halves - 1);
+    const auto* scales = reinterpret_cast<const float*>(expert + params.experts.down_scales_begin) + row * params.experts.down_k_blocks;
+    return {scales, scales};
+  }
+  const int64_t row = task.tile * params.experts.gate_up_k_blocks;
+  return {reinterpret_cast<const float*>(expert + params.experts.gate_scales_begin) + row,
+          reinterpret_cast<const float*>(expert + params.experts.up_scales_begin) + row};
+}
+
+// This rank has read every row its peers sent in this call: they may send the next.
+__device__ __forceinline__ void publish_drained(const Params& params, uint64_t epoch) {
+  for (int src = 0; src < params.problem.ranks; ++src) ptx::store_release_system(&symmetric_flags(params, src)->drained[params.self], epoch);
+}
+
+// One thread, for `warps` math warps whose parts of the intermediate are written.
+__device__ __forceinline__ void publish_gemm1(const Params& params, const BlockTask& task, uint64_t epoch, uint32_t warps) {
+  __threadfence();
+  ptx::add_relaxed_gpu(block_done(params, task.block), warps);
+  const auto* block_begin = reinterpret_cast<const int64_t*>(params.workspace + params.local.block_begin);
+  const int64_t tasks = __ldcg(block_begin + params.num_slots) * params.problem.intermediate_blocks();
+  const uint64_t finished = ptx::fetch_add_relaxed_gpu(&params.state->gemm1_done, warps) + warps;
+  if (finished != static_cast<uint64_t>(tasks) * kMathWarps) return;
+  __threadfence();
+  publish_drained(params, epoch);
+}
+
+}  // namespace monomoe::cuda
