@@ -1,6 +1,6 @@
 // Times the kernel of one rank as in an 8-rank group: all of the rank's experts are local and tokens are routed among them. Cold L2, median,
-// beside a plain read of the weights. Usage: gpu_layer [flash] [pro] [mimo] [nvfp4] [fp8] [mxfp4] [tokens ...]: shapes, and if
-// given only those formats and token counts.
+// beside a plain read of the weights. Usage: gpu_layer [flash] [pro] [mimo] [nvfp4] [fp8] [mxfp4] [trace] [tokens ...]: shapes, and
+// if given only those formats and token counts; trace: where one more launch spends its time, and a Chrome trace in trace-*.json.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -16,6 +16,52 @@
 using namespace monomoe;
 
 namespace {
+
+// Trace of one launch: mean times of the tasks of each kind, and the events as a Chrome trace.
+constexpr int kTraceEvents = 1024;
+const char* const kKinds[] = {"dispatch", "routes", "arrange", "gemm1", "gemm2", "combine"};
+
+void report_trace(const std::vector<cuda::TraceEvent>& events, int thread_blocks, const std::string& file) {
+  uint64_t first = UINT64_MAX, last = 0;
+  for (const auto& e : events) {
+    if (e.time[3] == 0) continue;
+    first = std::min(first, e.time[0]);
+    last = std::max(last, e.time[3]);
+  }
+  std::printf("  %-9s %6s %9s %9s | mean us: %8s %8s %8s %8s\n", "kind", "tasks", "first us", "last us", "for data", "main", "after", "total");
+  double busy = 0;
+  for (int kind = 0; kind < 6; ++kind) {
+    int64_t count = 0;
+    uint64_t begin = UINT64_MAX, end = 0;
+    double part[3] = {}, total = 0;
+    for (const auto& e : events) {
+      if (e.time[3] == 0 || e.kind != kind) continue;
+      ++count;
+      begin = std::min(begin, e.time[0]);
+      end = std::max(end, e.time[3]);
+      total += e.time[3] - e.time[0];
+      if (e.time[1] == 0) continue;
+      for (int i = 0; i < 3; ++i) part[i] += e.time[i + 1] - e.time[i];
+    }
+    if (count == 0) continue;
+    busy += total;
+    std::printf("  %-9s %6lld %9.1f %9.1f | %8s %8.2f %8.2f %8.2f %8.2f\n", kKinds[kind], (long long)count, (begin - first) * 1e-3, (end - first) * 1e-3, "",
+                part[0] / count * 1e-3, part[1] / count * 1e-3, part[2] / count * 1e-3, total / count * 1e-3);
+  }
+  std::printf("  %.1f us from the first task to the last; thread blocks busy %.1f %% of it\n", (last - first) * 1e-3, 100 * busy / (last - first) / thread_blocks);
+  if (file.empty()) return;
+  FILE* out = std::fopen(file.c_str(), "w");
+  if (out == nullptr) return;
+  std::fprintf(out, "{\"traceEvents\":[\n");
+  for (size_t i = 0; i < events.size(); ++i) {
+    const auto& e = events[i];
+    if (e.time[3] == 0) continue;
+    std::fprintf(out, "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%zu,\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"block\":%lld,\"tile\":%d,\"count\":%d}},\n",
+                 kKinds[e.kind], i / kTraceEvents, (e.time[0] - first) * 1e-3, (e.time[3] - e.time[0]) * 1e-3, (long long)e.block, e.tile, e.count);
+  }
+  std::fprintf(out, "{\"name\":\"end\",\"ph\":\"i\",\"pid\":0,\"tid\":0,\"ts\":%.3f}]}\n", (last - first) * 1e-3);
+  std::fclose(out);
+}
 
 struct Shape {
   const char* name;
@@ -44,7 +90,7 @@ cuda::DeviceBuffer upload(const void* data, int64_t bytes) {
   return buffer;
 }
 
-void bench(const Shape& shape, WeightFormat format, const char* format_name, int sms) {
+void bench(const Shape& shape, WeightFormat format, const char* format_name, int sms, bool trace) {
   constexpr int kDistinct = 2;  // experts that differ; the others repeat them at other addresses
   Problem problem{shape.hidden, shape.intermediate, shape.experts, shape.topk, 1, shape.tokens.back(), format};
   const ExpertLayout layout = expert_layout(problem);
@@ -140,6 +186,18 @@ void bench(const Shape& shape, WeightFormat format, const char* format_name, int
     }
     std::sort(us.begin(), us.end());
     std::printf("%-6s %-6s M=%-5lld median %8.1f us  min %8.1f us\n", shape.name, format_name, (long long)tokens, us[us.size() / 2], us[0]);
+    if (trace) {
+      auto buffer = must(cuda::DeviceBuffer::make(sizeof(cuda::TraceEvent) * kTraceEvents * sms, "trace"));
+      std::vector<cuda::TraceEvent> events(kTraceEvents * sms);
+      must(cuda::check(cudaMemset(buffer.data(), 0, buffer.bytes()), "clearing the trace"));
+      read_memory(flush.data(), flush.bytes(), reinterpret_cast<uint32_t*>(sink.data()), sms, nullptr);
+      p.trace = reinterpret_cast<cuda::TraceEvent*>(buffer.data());
+      p.trace_events = kTraceEvents;
+      must(cuda::launch_moe_kernel(p, sms, nullptr));
+      p.trace = nullptr;
+      must(cuda::check(cudaMemcpy(events.data(), buffer.data(), buffer.bytes(), cudaMemcpyDeviceToHost), "reading the trace"));
+      report_trace(events, sms, std::string("trace-") + shape.name + "-" + format_name + "-" + std::to_string(tokens) + ".json");
+    }
     std::fflush(stdout);
   }
 }
@@ -167,8 +225,8 @@ int main(int argc, char** argv) {
   for (Shape shape : shapes) {
     if (!given(shape.name)) continue;
     if (!tokens.empty()) shape.tokens = tokens;
-    if (!any_format || given("nvfp4")) bench(shape, WeightFormat::kNvfp4, "nvfp4", device.multiProcessorCount);
-    if (!any_format || given("fp8")) bench(shape, WeightFormat::kFp8, "fp8", device.multiProcessorCount);
-    if (given("mxfp4")) bench(shape, WeightFormat::kMxfp4, "mxfp4", device.multiProcessorCount);
+    if (!any_format || given("nvfp4")) bench(shape, WeightFormat::kNvfp4, "nvfp4", device.multiProcessorCount, given("trace"));
+    if (!any_format || given("fp8")) bench(shape, WeightFormat::kFp8, "fp8", device.multiProcessorCount, given("trace"));
+    if (given("mxfp4")) bench(shape, WeightFormat::kMxfp4, "mxfp4", device.multiProcessorCount, given("trace"));
   }
 }

@@ -92,7 +92,7 @@ RankRun make_run(const CpuWeights& weights, const CpuWorkspace& workspace, const
   problem.topk = workspace.problem().topk;
   problem.capacity = workspace.problem().capacity;
   TaskCounts counts;
-  counts.token_chunks = ceil_div(call.num_tokens, kTokenChunk);
+  counts.dispatch_chunks = counts.combine_chunks = ceil_div(call.num_tokens, kTokenChunk);
   counts.gemm1_tiles = problem.intermediate_blocks();
   counts.gemm2_tiles = gemm2_tiles(problem.hidden);
   return {weights, workspace, call, *options.kernels, comm, problem, workspace.symmetric_view(comm.self()),

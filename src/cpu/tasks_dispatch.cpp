@@ -84,7 +84,7 @@ Outcome Worker::dispatch(int64_t chunk) {
     push_row(rank, token, serving);
   }
   const uint64_t done = add<uint64_t>(rank.local.flags->dispatch_done, 1) + 1;
-  if (done == static_cast<uint64_t>(rank.counts.token_chunks)) rank.comm.publish_arrived(rank.call.num_tokens, rank.layer());
+  if (done == static_cast<uint64_t>(rank.counts.dispatch_chunks)) rank.comm.publish_arrived(rank.call.num_tokens, rank.layer());
   return Outcome::kDone;
 }
 

@@ -44,7 +44,7 @@ void build_lists(const RankRun& rank) {
 }  // namespace
 
 Outcome Worker::build_routes() {
-  if (rank.counts.token_chunks == 0) {
+  if (rank.counts.dispatch_chunks == 0) {
     const Outcome outcome = await_drained();
     if (outcome != Outcome::kDone) return outcome;
     rank.comm.publish_arrived(0, rank.layer());

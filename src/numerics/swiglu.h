@@ -45,11 +45,11 @@ MONOMOE_HD inline float exp_contract(float x) {
 MONOMOE_HD inline float silu(float x) { return div_rn(x, add_rn(1.0f, exp_contract(-x))); }
 
 // The gate is clamped from above only, the up projection on both sides; a NaN passes both. limit = +inf means no clamp.
-MONOMOE_HD inline float swiglu(float gate, float up, float limit) {
-  const float g = gate > limit ? limit : gate;
+MONOMOE_HD inline float clamp_gate(float gate, float limit) { return gate > limit ? limit : gate; }
+MONOMOE_HD inline float clamp_up(float up, float limit) {
   const float above = up > limit ? limit : up;
-  const float u = above < -limit ? -limit : above;
-  return mul_rn(silu(g), u);
+  return above < -limit ? -limit : above;
 }
+MONOMOE_HD inline float swiglu(float gate, float up, float limit) { return mul_rn(silu(clamp_gate(gate, limit)), clamp_up(up, limit)); }
 
 }  // namespace monomoe

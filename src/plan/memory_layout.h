@@ -79,6 +79,7 @@ struct WorkspaceLayout {
   int64_t mid_scales;   // f32 [max_route_rows][intermediate_blocks], route weight already multiplied in
   int64_t mid_codes;    // e4m3 [max_route_rows][padded_intermediate]
   // GPU only (window > 0): the block list, and token rows of the blocks in work arranged as tiles.
+  int64_t route_counts;    // u32 [route_rows][slots], while the route lists are built
   int64_t blocks;          // BlockInfo [max_token_blocks]
   int64_t block_arranged;  // u32 [max_token_blocks]: pieces arranged
   int64_t arranged_scales; // f32 [window][hidden_blocks][token_block]
@@ -95,8 +96,9 @@ MONOMOE_HD constexpr int64_t max_token_blocks(const Problem& p, int64_t slots, i
 // On a GPU every expert's list begins at a multiple of eight rows, so that a block's rows are whole groups of the swizzle.
 MONOMOE_HD constexpr int64_t max_route_rows(const Problem& p, int64_t slots) { return p.max_routes() + kRowGroup * slots; }
 
-// window: token blocks that the GPU arranges at a time; 0: for the CPU.
-MONOMOE_HD constexpr WorkspaceLayout workspace_layout(const Problem& p, int64_t slots, int64_t token_block, int64_t window = 0) {
+// window: token blocks that the GPU arranges at a time, route_rows: counters of its routes tasks; 0: for the CPU.
+MONOMOE_HD constexpr WorkspaceLayout workspace_layout(const Problem& p, int64_t slots, int64_t token_block, int64_t window = 0,
+                                                  int64_t route_rows = 0) {
   WorkspaceLayout layout{};
   RegionCursor cursor;
   layout.flags = cursor.take(sizeof(LocalFlags));
@@ -110,6 +112,7 @@ MONOMOE_HD constexpr WorkspaceLayout workspace_layout(const Problem& p, int64_t 
   layout.mid_scales = cursor.take(rows * p.intermediate_blocks() * 4);
   layout.mid_codes = cursor.take(rows * p.padded_intermediate());
   layout.window = min_of(window, blocks);
+  layout.route_counts = cursor.take(route_rows * slots * 4);
   layout.blocks = cursor.take(blocks * static_cast<int64_t>(sizeof(BlockInfo)));
   layout.block_arranged = cursor.take(blocks * 4);
   layout.arranged_scales = cursor.take(layout.window * token_block * p.hidden_blocks() * 4);

@@ -21,30 +21,32 @@ enum class TaskKind : uint8_t { kDispatch, kRoutes, kArrange, kGemm1, kGemm2, kC
 
 struct Task {
   TaskKind kind = TaskKind::kNone;
-  int64_t index = 0;  // dispatch, combine: chunk of tokens; arrange: piece
+  int64_t index = 0;  // dispatch, combine: chunk of tokens; routes: part; arrange: piece
   int64_t block = 0;  // arrange, GEMMs: token block, over all experts of the rank; an arrange task may name one past the last
   int64_t tile = 0;   // GEMMs: tile of 256 weight rows
 };
 
 struct TaskCounts {
-  int64_t token_chunks = 0;  // dispatch and combine tasks
+  int64_t dispatch_chunks = 0;
+  int64_t route_tasks = 1;
   int64_t blocks = 0;        // token blocks of the rank's experts
   int64_t gemm1_tiles = 0;   // per block
   int64_t gemm2_tiles = 0;
+  int64_t combine_chunks = 0;
   int64_t arrange_pieces = 0;  // per block
   int64_t arrange_ahead = 0;   // blocks
 
-  MONOMOE_HD constexpr int64_t before_gemms() const { return token_chunks + 1; }
+  MONOMOE_HD constexpr int64_t before_gemms() const { return dispatch_chunks + route_tasks; }
   MONOMOE_HD constexpr int64_t arranged_ahead() const { return min_of(arrange_ahead, blocks) * arrange_pieces; }
   MONOMOE_HD constexpr int64_t before_gemm2() const { return before_gemms() + arranged_ahead() + blocks * (gemm1_tiles + arrange_pieces); }
-  MONOMOE_HD constexpr int64_t total() const { return before_gemm2() + blocks * gemm2_tiles + token_chunks; }
+  MONOMOE_HD constexpr int64_t total() const { return before_gemm2() + blocks * gemm2_tiles + combine_chunks; }
 };
 
 MONOMOE_HD constexpr Task task_at(const TaskCounts& counts, int64_t ticket) {
-  if (ticket < counts.token_chunks) return {TaskKind::kDispatch, ticket, 0, 0};
-  ticket -= counts.token_chunks;
-  if (ticket == 0) return {TaskKind::kRoutes, 0, 0, 0};
-  ticket -= 1;
+  if (ticket < counts.dispatch_chunks) return {TaskKind::kDispatch, ticket, 0, 0};
+  ticket -= counts.dispatch_chunks;
+  if (ticket < counts.route_tasks) return {TaskKind::kRoutes, ticket, 0, 0};
+  ticket -= counts.route_tasks;
   if (ticket < counts.arranged_ahead()) return {TaskKind::kArrange, ticket % counts.arrange_pieces, ticket / counts.arrange_pieces, 0};
   ticket -= counts.arranged_ahead();
   const int64_t per_block = counts.gemm1_tiles + counts.arrange_pieces;
@@ -58,7 +60,7 @@ MONOMOE_HD constexpr Task task_at(const TaskCounts& counts, int64_t ticket) {
     return {TaskKind::kGemm2, 0, ticket / counts.gemm2_tiles, ticket % counts.gemm2_tiles};
   }
   ticket -= counts.blocks * counts.gemm2_tiles;
-  if (ticket < counts.token_chunks) return {TaskKind::kCombine, ticket, 0, 0};
+  if (ticket < counts.combine_chunks) return {TaskKind::kCombine, ticket, 0, 0};
   return {};
 }
 

@@ -5,6 +5,7 @@
 #include "cuda/moe_kernel/roles/expand.cuh"
 #include "cuda/moe_kernel/roles/gather.cuh"
 #include "cuda/moe_kernel/roles/math.cuh"
+#include "cuda/moe_kernel/roles/publish.cuh"
 #include "cuda/moe_kernel/roles/weights.cuh"
 
 namespace monomoe::cuda {
@@ -12,6 +13,7 @@ namespace monomoe::cuda {
 template <class C>
 __device__ __forceinline__ void init_shared_storage(const Params& params, SharedStorage<C>& smem) {
   if (threadIdx.x != 0) return;
+  smem.traced = 0;
   smem.epoch = params.state->epoch + 1;
   smem.num_tokens = params.num_tokens_device != nullptr ? *params.num_tokens_device : params.num_tokens;
   for (int i = 0; i < C::kWeightSlots; ++i) {
@@ -20,20 +22,20 @@ __device__ __forceinline__ void init_shared_storage(const Params& params, Shared
     ptx::mbarrier_init(smem.weights_empty_at(i), C::is_fp8 ? kMathWarps : kMathWarps / kMathWarpgroups);
   }
   for (int i = 0; i < C::kTokenStages; ++i) {
-    ptx::mbarrier_init(smem.tokens_full_at(i), 32 * kGatherWarps);
+    ptx::mbarrier_init(smem.tokens_full_at(i), 32);
     ptx::mbarrier_init(smem.tokens_empty_at(i), kMathWarps);
   }
   for (int i = 0; i < C::kExpandedSlots; ++i) {
     ptx::mbarrier_init(smem.expanded_full_at(i), kExpandThreads / 32);
     ptx::mbarrier_init(smem.expanded_empty_at(i), kMathWarps);
   }
-  ptx::mbarrier_init(smem.staging_free_at(), kMathWarps);
   constexpr int kExpandWarps = C::is_fp8 ? 0 : kExpandThreads / 32;
   for (int i = 0; i < kQueueSlots; ++i) {
     ptx::mbarrier_init(smem.queue_full_at(i), 1);
-    ptx::mbarrier_init(smem.queue_empty_at(i), 1 + kGatherWarps + kMathWarps + kExpandWarps);
+    ptx::mbarrier_init(smem.queue_empty_at(i), 3 + kMathWarps + kExpandWarps);  // weights, gather, publish
+    ptx::mbarrier_init(smem.written_at(i), kMathWarps);
   }
-  for (int i = 0; i < 2; ++i) smem.table_key[i][0] = smem.table_key[i][1] = INT32_MIN;
+  smem.table_key[0] = smem.table_key[1] = INT32_MIN;
   ptx::fence_mbarrier_init();
 }
 
@@ -45,6 +47,7 @@ __device__ __forceinline__ void leave(const Params& params, uint64_t epoch) {
   if (ptx::fetch_add_acq_rel_gpu(&state->blocks_left, 1) + 1 != gridDim.x) return;
   state->next_task = 0;
   state->dispatch_done = 0;
+  state->counted = state->placed = 0;
   state->gemm1_done = 0;
   state->blocks_left = 0;
   state->epoch = epoch;
@@ -62,9 +65,11 @@ __global__ __launch_bounds__(C::kThreads, 1) void moe_kernel(const __grid_consta
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x / 128), 0);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<C::kMoveRegisters>();
-    if (threadIdx.x == 0) claim_role(params, smem);
-    else if (threadIdx.x == 32) weights_role(params, smem);
-    else if (threadIdx.x >= 64) gather_role(params, smem, static_cast<int>(threadIdx.x) - 64);
+    const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x / 32), 0), lane = static_cast<int>(threadIdx.x % 32);
+    if (warp == kGatherWarp) gather_role(params, smem, lane);
+    else if (warp == kPublishWarp) publish_role(params, smem, lane);
+    else if (warp == kClaimWarp && lane == 0) claim_role(params, smem);
+    else if (warp == kWeightsWarp && lane == 0) weights_role(params, smem);
   } else if (warpgroup > kMathWarpgroups) {
     if constexpr (!C::is_fp8) {
       ptx::setmaxnreg_dec<C::kExpandRegisters>();

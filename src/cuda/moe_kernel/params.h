@@ -17,8 +17,10 @@ inline constexpr int64_t kGpuTokenBlock = 256;
 
 // Blocks whose token rows are arranged ahead of GEMM1: more than are in work at a time, few enough to stay in the L2.
 inline constexpr int64_t kArrangeWindow = 24;
+// Tasks among which the routes of a large call are shared out, twice: to count and to place.
+inline constexpr int kRouteTasks = 32;
 // The workspace as this backend lays it out.
-inline WorkspaceLayout gpu_workspace_layout(const Problem& p, int64_t slots) { return workspace_layout(p, slots, kGpuTokenBlock, kArrangeWindow); }
+inline WorkspaceLayout gpu_workspace_layout(const Problem& p, int64_t slots) { return workspace_layout(p, slots, kGpuTokenBlock, kArrangeWindow, kRouteTasks * 8); }
 
 // SwiGLU of 256 tokens and 64 channels in fp32.
 inline constexpr int64_t kScratchBytes = kGpuTokenBlock * 64 * 4;
@@ -28,7 +30,9 @@ struct DeviceState {
   uint64_t epoch;       // calls finished
   uint64_t next_task;
   uint64_t dispatch_done;
-  uint64_t routes_ready;  // epoch
+  uint64_t counted, placed;  // routes tasks that have counted, placed
+  uint64_t routes_counted;   // epoch
+  uint64_t routes_ready;     // epoch
   uint64_t arranges;      // whether any block of this call has its rows arranged; valid with routes_ready
   uint64_t gemm1_done;
   uint64_t blocks_left;   // thread blocks that have ended this call
@@ -41,6 +45,14 @@ struct DeviceError {
 };
 enum class DeviceErrorCode : uint64_t { kNone = 0, kTimeout = 1, kBadExpertId = 2, kPeerAborted = 3, kLayerMismatch = 4, kTooManyTokens = 5, kSharedBase = 6 };
 enum class WaitFlag : uint64_t { kDrained = 1, kArrived = 2, kRoutesReady = 3, kBlockDone = 4, kArrivals = 5, kLayer = 6 };
+
+// One task of one thread block; times in ns of the GPU's global timer, 0: the task has no such moment.
+struct TraceEvent {
+  uint64_t time[4];  // taken, data here, multiplied, done (cuda/moe_kernel/trace.cuh)
+  int32_t kind;      // TaskKind; the memory must be zero before the launch: an event of kind 0 without times is none
+  int32_t tile, count;
+  int64_t block;
+};
 
 struct Params {
   Problem problem;          // the layer's, with the workspace's topk, ranks, capacity
@@ -59,6 +71,8 @@ struct Params {
   float swiglu_limit;
   uint64_t layer_tag;               // the same on all ranks that use the same layer
   uint64_t timeout_ns;
+  TraceEvent* trace;                // null, or [thread blocks][trace_events]
+  int32_t trace_events;
 
   // The call.
   const int64_t* num_tokens_device;  // if not null the number of tokens is read here, else num_tokens

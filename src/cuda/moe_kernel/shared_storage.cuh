@@ -14,13 +14,14 @@ namespace monomoe::cuda {
 inline constexpr int kMathWarpgroups = 2;
 inline constexpr int kMathThreads = 128 * kMathWarpgroups;
 inline constexpr int kMathWarps = kMathThreads / 32;
-inline constexpr int kGatherWarps = 2;  // warps 2, 3 of the moving warpgroup; warp 0 claims tasks, warp 1 streams weights
+// Warps of the moving warpgroup.
+enum MoveWarp : int { kClaimWarp = 0, kWeightsWarp = 1, kGatherWarp = 2, kPublishWarp = 3 };
 inline constexpr int kExpandThreads = 128;
 
 // Up to kFewTokens tokens the weights are WGMMA's M operand, beyond it the tokens are.
 inline constexpr int kFewTokens = 64;
 inline constexpr int kSubtileTokens = 64;
-inline constexpr int kQueueSlots = 3;  // of which math holds one while it works
+inline constexpr int kQueueSlots = 4;  // of which math holds one while it works, and publish perhaps the one before
 inline constexpr uint32_t kSharedLimit = 232448;  // what one thread block may have on sm_90
 
 // A stage of tokens holds four units of [64 rows x 128 B]: four K blocks of few tokens, or one K block of up to 256 tokens.
@@ -34,7 +35,10 @@ template <bool kIsFp8>
 struct Config {
   static constexpr bool is_fp8 = kIsFp8;
   static constexpr uint32_t kHalfBytes = static_cast<uint32_t>(kIsFp8 ? kFp8HalfBytes : kFp4HalfBytes);
-  static constexpr int kWeightSlots = kIsFp8 ? 6 : 9;  // of half a tile and one K block
+  // Of half a tile and one K block. Even, so that a slot belongs to the same warpgroup in all of a task of few tokens: a phase bit tells only two
+  // uses of a slot apart, and one warpgroup may run ahead of the other's.
+  static constexpr int kWeightSlots = kIsFp8 ? 6 : 10;
+  static_assert(kWeightSlots % kMathWarpgroups == 0);
   static constexpr int kTokenStages = 3;
   static constexpr int kExpandedSlots = kIsFp8 ? 1 : 2;
   static constexpr int kThreads = 128 + kMathThreads + (kIsFp8 ? 0 : kExpandThreads);
@@ -75,16 +79,18 @@ struct alignas(1024) SharedStorage {
   float scales[C::kTokenStages][kGpuTokenBlock];
   const uint8_t* row_codes[kFewTokens];  // gather: where each token's row begins
   const float* row_scales[kFewTokens];
-  ExpandTables tables[C::is_fp8 ? 1 : 2];  // of the math warps and of the expanding ones
-  int32_t table_key[2][2];
+  // FP4: used by the math warps in tasks of few tokens and by the expanding ones in the others, never at once: those wait until these are done.
+  ExpandTables tables;
+  int32_t table_key[2];  // the shifts the tables are for
   BlockTask queue[kQueueSlots];
   uint64_t epoch;       // of this call
   int64_t num_tokens;
+  int32_t traced;       // events of this thread block so far
   uint64_t weights_full[C::kWeightSlots], weights_empty[C::kWeightSlots];
   uint64_t tokens_full[C::kTokenStages], tokens_empty[C::kTokenStages];
   uint64_t expanded_full[C::kExpandedSlots], expanded_empty[C::kExpandedSlots];
-  uint64_t staging_free;  // FP4: a task of few tokens has left the staging
   uint64_t queue_full[kQueueSlots], queue_empty[kQueueSlots];
+  uint64_t written[kQueueSlots];  // the slot's task has written its results
 
   __device__ __forceinline__ uint8_t* staging() { return expanded; }
 
@@ -92,7 +98,6 @@ struct alignas(1024) SharedStorage {
   static __device__ __forceinline__ uint32_t tokens_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, tokens) + i * sizeof(tokens[0]); }
   static __device__ __forceinline__ uint32_t weights_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, weights) + i * sizeof(weights[0]); }
   static __device__ __forceinline__ uint32_t scales_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, scales) + i * sizeof(scales[0]); }
-  static __device__ __forceinline__ uint32_t tables_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, tables) + i * sizeof(tables[0]); }
   static __device__ __forceinline__ uint32_t weights_full_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, weights_full) + i * sizeof(weights_full[0]); }
   static __device__ __forceinline__ uint32_t weights_empty_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, weights_empty) + i * sizeof(weights_empty[0]); }
   static __device__ __forceinline__ uint32_t tokens_full_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, tokens_full) + i * sizeof(tokens_full[0]); }
@@ -101,8 +106,9 @@ struct alignas(1024) SharedStorage {
   static __device__ __forceinline__ uint32_t expanded_empty_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, expanded_empty) + i * sizeof(expanded_empty[0]); }
   static __device__ __forceinline__ uint32_t queue_full_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, queue_full) + i * sizeof(queue_full[0]); }
   static __device__ __forceinline__ uint32_t queue_empty_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, queue_empty) + i * sizeof(queue_empty[0]); }
+  static __device__ __forceinline__ uint32_t written_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, written) + i * sizeof(written[0]); }
+  static __device__ __forceinline__ uint32_t tables_at() { return kSharedBase + offsetof(SharedStorage, tables); }
   static __device__ __forceinline__ uint32_t expanded_at() { return kSharedBase + offsetof(SharedStorage, expanded); }
-  static __device__ __forceinline__ uint32_t staging_free_at() { return kSharedBase + offsetof(SharedStorage, staging_free); }
 };
 
 __device__ __forceinline__ uint8_t* shared_bytes() {
@@ -113,6 +119,6 @@ template <class C>
 __device__ __forceinline__ SharedStorage<C>& shared_storage() {
   return *reinterpret_cast<SharedStorage<C>*>(shared_bytes());
 }
-enum NamedBarrier : uint32_t { kMathBarrier = 1, kGatherBarrier = 2, kExpandBarrier = 3 };
+enum NamedBarrier : uint32_t { kMathBarrier = 1, kExpandBarrier = 2 };
 
 }  // namespace monomoe::cuda

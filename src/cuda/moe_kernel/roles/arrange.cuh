@@ -29,23 +29,26 @@ __device__ __forceinline__ void arrange_row(const Params& params, const BlockTas
   }
 }
 
+// Until the last block that was arranged in the same memory has been multiplied. Blocks of few tokens in between have not used it.
+__device__ __forceinline__ void await_memory(const Params& params, int64_t block) {
+  const auto* blocks = reinterpret_cast<const BlockInfo*>(params.workspace + params.local.blocks);
+  for (int64_t earlier = block - params.local.window; earlier >= 0; earlier -= params.local.window) {
+    if (__ldcg(&blocks[earlier].count) <= kFewTokens) continue;
+    const uint32_t* done = block_done(params, earlier);
+    await_at_least(
+        params, [&] { return uint64_t{ptx::load_acquire_gpu(done)}; }, gemm1_tasks_of_block(params), TaskKind::kArrange, WaitFlag::kBlockDone,
+        static_cast<uint64_t>(params.self), static_cast<uint64_t>(earlier));
+    return;
+  }
+}
+
 // task.count is 0 for a block past the last.
 __device__ __forceinline__ void arrange_task(const Params& params, const BlockTask& task, int math_thread) {
   const int warp = math_thread / 32, lane = math_thread % 32;
   const int begin = static_cast<int>(task.index) * kSubtileTokens;
   if (!has_many_tokens(task) || begin >= task.count) return;
-  const int64_t earlier = task.block - params.local.window;  // has used the same memory
-  if (earlier >= 0) {
-    const uint32_t* done = block_done(params, earlier);
-    await_at_least(
-        params, [&] { return uint64_t{ptx::load_acquire_gpu(done)}; }, gemm1_warps_of_block(params), TaskKind::kArrange, WaitFlag::kBlockDone,
-        static_cast<uint64_t>(params.self), static_cast<uint64_t>(earlier));
-  }
+  await_memory(params, task.block);
   for (int row = begin + warp; row < min(begin + kSubtileTokens, task.count); row += kMathWarps) arrange_row(params, task, row, lane);
-  math_barrier();
-  if (math_thread != 0) return;
-  __threadfence();
-  ptx::add_relaxed_gpu(block_arranged(params, task.block), 1);
 }
 
 }  // namespace monomoe::cuda

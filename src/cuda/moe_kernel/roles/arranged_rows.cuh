@@ -34,9 +34,8 @@ __device__ __forceinline__ uint32_t* block_arranged(const Params& params, int64_
 __device__ __forceinline__ uint32_t* block_done(const Params& params, int64_t block) {
   return reinterpret_cast<uint32_t*>(params.workspace + params.local.block_done) + block;
 }
-__device__ __forceinline__ uint64_t gemm1_warps_of_block(const Params& params) {
-  return static_cast<uint64_t>(params.problem.intermediate_blocks()) * kMathWarps;
-}
+// What block_done reaches when a block's intermediate is whole.
+__device__ __forceinline__ uint64_t gemm1_tasks_of_block(const Params& params) { return static_cast<uint64_t>(params.problem.intermediate_blocks()); }
 
 // What gather waits for before GEMM1 of a block of many tokens.
 __device__ __forceinline__ uint64_t pieces_of_block(const BlockTask& task) {

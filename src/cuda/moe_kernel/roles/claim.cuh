@@ -1,5 +1,5 @@
-// Role: claim - one thread of the moving warpgroup (warp 0). It runs ahead of the others by the length of the queue.
-// Waits on:  queue_empty (weights, gather, math, expand), routes_ready (routes task, gpu scope)
+// Role: claim - one thread of the moving warpgroup (warp 0). It runs a task ahead of the others.
+// Waits on:  queue_empty (weights, gather, publish, math, expand), written (math), routes_ready (routes task, gpu scope)
 // Signals:   queue_full
 // Reads:     route lists, expert headers       Writes: smem.queue
 // Ends when: the tickets are exhausted or the rank is aborted; an end task tells the other roles.
@@ -12,8 +12,12 @@
 
 namespace monomoe::cuda {
 
-// Tokens of one dispatch or combine task: one per math warp, or one for all of them while there are thread blocks enough.
-__device__ __forceinline__ int64_t token_chunk(int64_t num_tokens) { return num_tokens <= 2 * gridDim.x ? 1 : kMathWarps; }
+// Tokens of one dispatch task: one, for all warps, while there are thread blocks enough; else as many for each warp as make one task a block.
+__device__ __forceinline__ int64_t dispatch_chunk(int64_t num_tokens) {
+  return num_tokens <= 2 * gridDim.x ? 1 : ceil_div(num_tokens, static_cast<int64_t>(gridDim.x) * kMathWarps) * kMathWarps;
+}
+// Tokens of one combine task: one for each warp, or one for all of them.
+__device__ __forceinline__ int64_t combine_chunk(int64_t num_tokens) { return num_tokens <= 2 * gridDim.x ? 1 : kMathWarps; }
 
 // Pieces of 64 rows in which a block is arranged.
 inline constexpr int kArrangePieces = static_cast<int>(kGpuTokenBlock) / kSubtileTokens;
@@ -65,12 +69,21 @@ __device__ __forceinline__ void claim_role(const Params& params, SharedStorage<C
   const uint64_t epoch = smem.epoch;
   const int64_t num_tokens = smem.num_tokens;
   TaskCounts counts;
-  counts.token_chunks = ceil_div(num_tokens, token_chunk(num_tokens));
+  counts.dispatch_chunks = ceil_div(num_tokens, dispatch_chunk(num_tokens));
+  counts.route_tasks = 2 * kRouteTasks;
+  counts.combine_chunks = ceil_div(num_tokens, combine_chunk(num_tokens));
   counts.gemm1_tiles = params.problem.intermediate_blocks();
   counts.gemm2_tiles = gemm2_tiles(params.problem.hidden);
   bool routes_known = false;
   auto queue = RingCursor<kQueueSlots>::producer();
+  auto finished = RingCursor<kQueueSlots>::consumer();
+  int unfinished = 0;
+  TaskKind last = TaskKind::kNone;
   for (bool more = true; more;) {
+    // One GEMM task is claimed while the one before is worked on, so that its data can come; more would only spoil the balance.
+    for (const int allowed = is_gemm(last) ? 1 : 0; unfinished > allowed; --unfinished, finished.advance()) {
+      wait_barrier_patiently(smem.written_at(finished.slot), finished.phase);
+    }
     wait_barrier_patiently(smem.queue_empty_at(queue.slot), queue.phase);
     const int64_t ticket = static_cast<int64_t>(ptx::fetch_add_relaxed_gpu(&params.state->next_task, 1));
     if (ticket >= counts.before_gemms() && !routes_known) {
@@ -92,6 +105,8 @@ __device__ __forceinline__ void claim_role(const Params& params, SharedStorage<C
     if (is_gemm(claimed.kind) || claimed.kind == TaskKind::kArrange) describe_block(params, claimed.block, counts.blocks, task);
     ptx::mbarrier_arrive(smem.queue_full_at(queue.slot));
     queue.advance();
+    ++unfinished;
+    last = claimed.kind;
     more = claimed.kind != TaskKind::kNone;
   }
 }

@@ -51,7 +51,7 @@ __device__ __forceinline__ bool combine_token(const Params& params, int64_t toke
 
 __device__ __forceinline__ void combine_task(const Params& params, int64_t chunk, int64_t num_tokens, int math_thread) {
   const int lane = math_thread % 32, warp = math_thread / 32;
-  const bool alone = token_chunk(num_tokens) == 1;
+  const bool alone = combine_chunk(num_tokens) == 1;
   const int64_t token = alone ? chunk : chunk * kMathWarps + warp;
   const bool done = token < num_tokens && combine_token(params, token, alone ? warp : 0, alone ? kMathWarps : 1, lane);
   if (alone) math_barrier();  // every warp has seen the counter

@@ -3,6 +3,7 @@
 
 #include "cuda/moe_kernel/roles/math_rings.cuh"
 #include "cuda/moe_kernel/roles/quantise.cuh"
+#include "cuda/moe_kernel/roles/signals.cuh"
 
 namespace monomoe::cuda {
 
@@ -16,17 +17,6 @@ __device__ __forceinline__ bool await_drained(const Params& params, uint64_t epo
         static_cast<uint64_t>(dst), 0);
   }
   return __all_sync(0xFFFFFFFFu, ok);
-}
-
-// Everything this rank sends in this call is written: tell every rank.
-__device__ __forceinline__ void publish_arrived(const Params& params, uint64_t epoch, int64_t num_tokens) {
-  __threadfence_system();
-  for (int dst = 0; dst < params.problem.ranks; ++dst) {
-    SymmetricFlags* flags = symmetric_flags(params, dst);
-    ptx::store_relaxed_system(&flags->num_tokens[params.self], static_cast<uint64_t>(num_tokens));
-    ptx::store_relaxed_system(&flags->layer[params.self], params.layer_tag);
-    ptx::store_release_system(&flags->arrived[params.self], epoch);
-  }
 }
 
 // Ids and weights of one token to every rank; returns the mask of ranks that serve it, the same in all lanes.
@@ -97,35 +87,34 @@ __device__ __forceinline__ void send_channels(const Params& params, int64_t toke
   }
 }
 
-// Channels [256 * part, ...) in steps of 256 * parts; loads in batches, since each comes from memory.
-__device__ __forceinline__ void send_row(const Params& params, int64_t token, uint64_t serving, int part, int parts, int lane) {
+// Channels [256 * part, ...) in steps of 256 * parts of a token's row; loads in batches, since each comes from memory, and the first batch under way
+// while the token's routes are looked up.
+__device__ __forceinline__ void dispatch_row(const Params& params, int64_t token, int part, int parts, int lane) {
   constexpr int kBatch = 4;
-  const int64_t step = parts * 256;
-  for (int64_t first = part * 256; first < params.problem.hidden; first += kBatch * step) {
+  const int64_t step = parts * 256, hidden = params.problem.hidden;
+  uint64_t serving = 0;
+  for (int64_t first = part * 256; first < hidden || first == part * 256; first += kBatch * step) {
     uint4 v[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) v[i] = load_eight(params, token, first + i * step + lane * 8);
+    if (first == part * 256) serving = send_routes(params, token, lane);
+    if (serving == 0) return;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      if (first + i * step < params.problem.hidden) send_channels(params, token, first + i * step, v[i], serving, lane);
+      if (first + i * step < hidden) send_channels(params, token, first + i * step, v[i], serving, lane);
     }
   }
 }
 
 __device__ __forceinline__ void dispatch_task(const Params& params, int64_t chunk, uint64_t epoch, int64_t num_tokens, int math_thread) {
   const int lane = math_thread % 32, warp = math_thread / 32;
-  const bool alone = token_chunk(num_tokens) == 1;  // one token for all warps
-  const int64_t token = alone ? chunk : chunk * kMathWarps + warp;
+  const int64_t tokens = dispatch_chunk(num_tokens);
   await_drained(params, epoch, lane);
-  if (token < num_tokens) {
-    const uint64_t serving = send_routes(params, token, lane);  // if alone, every warp writes the same
-    if (serving != 0) send_row(params, token, serving, alone ? warp : 0, alone ? kMathWarps : 1, lane);
+  // One token for all warps: each sends the token's routes, which are the same.
+  if (tokens == 1) return dispatch_row(params, chunk, warp, kMathWarps, lane);
+  for (int64_t token = chunk * tokens + warp; token < min_of((chunk + 1) * tokens, num_tokens); token += kMathWarps) {
+    dispatch_row(params, token, 0, 1, lane);
   }
-  math_barrier();
-  if (math_thread != 0) return;
-  __threadfence_system();
-  const uint64_t done = ptx::fetch_add_acq_rel_gpu(&params.state->dispatch_done, 1) + 1;
-  if (done == static_cast<uint64_t>(ceil_div(num_tokens, token_chunk(num_tokens)))) publish_arrived(params, epoch, num_tokens);
 }
 
 }  // namespace monomoe::cuda

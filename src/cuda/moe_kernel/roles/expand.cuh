@@ -1,5 +1,5 @@
 // Role: expand - one warpgroup, FP4 only. Where tokens are WGMMA's M operand, weights must be e4m3 in shared memory: it makes them so.
-// Waits on:  queue_full (claim), weights_full[slot] (weights), expanded_empty[slot] (math), staging_free (math)
+// Waits on:  queue_full (claim), weights_full[slot] (weights), expanded_empty[slot] (math), written[slot] (math)
 // Signals:   expanded_full[slot], weights_empty[slot], queue_empty
 // Reads:     smem.weights                      Writes: smem.expanded
 // Ends when: the end task is met.
@@ -22,23 +22,22 @@ template <class C>
 struct ExpandRings {
   RingCursor<C::kWeightSlots> weights = RingCursor<C::kWeightSlots>::consumer();
   RingCursor<C::kExpandedSlots> expanded = RingCursor<C::kExpandedSlots>::producer();
-  RingCursor<1> staging = RingCursor<1>::consumer();
 };
 
 template <class C>
 __device__ __forceinline__ void expand_task(const Params& params, SharedStorage<C>& smem, const BlockTask& task, ExpandRings<C>& rings, int thread) {
   const auto [k_blocks, halves] = task_extent(params, task);
   const int lane = thread % 32;
-  prepare_tables(params, smem.tables[1], smem.table_key[1], task, kExpandBarrier, kExpandThreads, thread);
+  prepare_tables(params, smem.tables, smem.table_key, task, kExpandBarrier, kExpandThreads, thread);
   for (int i = 0; i < k_blocks * halves; ++i) {
     wait_barrier(smem.weights_full_at(rings.weights.slot), rings.weights.phase);
     const uint32_t half = smem.weights_at(rings.weights.slot);
     uint32_t a[16];
-    expand_fp4(a, smem.tables_at(1), half, 0, thread);
+    expand_fp4(a, smem.tables_at(), half, 0, thread);
     wait_barrier(smem.expanded_empty_at(rings.expanded.slot), rings.expanded.phase);
     const uint32_t tile = smem.expanded_at() + rings.expanded.slot * static_cast<uint32_t>(kFp8HalfBytes);
     store_block(tile, a, thread);
-    expand_fp4(a, smem.tables_at(1), half, 1, thread);
+    expand_fp4(a, smem.tables_at(), half, 1, thread);
     store_block(tile + 64 * 128, a, thread);
     ptx::fence_proxy_async_smem();  // every writer, before the arrival: generic writes, then WGMMA's reads
     __syncwarp();
@@ -56,23 +55,21 @@ __device__ __forceinline__ void expand_role(const Params& params, SharedStorage<
   auto queue = RingCursor<kQueueSlots>::consumer();
   ExpandRings<C> rings;
   for (;;) {
-    wait_barrier(smem.queue_full_at(queue.slot), queue.phase);
-    const BlockTask task = smem.queue[queue.slot];
+    wait_barrier_patiently(smem.queue_full_at(queue.slot), queue.phase);
+    const BlockTask& task = smem.queue[queue.slot];
+    const auto kind = static_cast<TaskKind>(task.kind);
+    if (kind == TaskKind::kNone) return;
+    if (is_gemm(kind) && has_many_tokens(task)) {
+      expand_task(params, smem, task, rings, thread);
+    } else if (is_gemm(kind)) {
+      // The math warps expand this task's weights themselves, and stage its result where this role writes.
+      const auto [k_blocks, halves] = task_extent(params, task);
+      rings.weights.skip(k_blocks * halves);
+      wait_barrier_patiently(smem.written_at(queue.slot), queue.phase);
+    }
     __syncwarp();
     if (thread % 32 == 0) ptx::mbarrier_arrive(smem.queue_empty_at(queue.slot));
     queue.advance();
-    const auto kind = static_cast<TaskKind>(task.kind);
-    if (kind == TaskKind::kNone) return;
-    if (!is_gemm(kind)) continue;
-    if (has_many_tokens(task)) {
-      expand_task(params, smem, task, rings, thread);
-      continue;
-    }
-    // The math warps expand this task's weights themselves, and stage its result where this role writes.
-    const auto [k_blocks, halves] = task_extent(params, task);
-    rings.weights.skip(k_blocks * halves);
-    wait_barrier(smem.staging_free_at(), rings.staging.phase);
-    rings.staging.advance();
   }
 }
 

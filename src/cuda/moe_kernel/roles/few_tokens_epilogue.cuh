@@ -4,82 +4,90 @@
 
 #include "cuda/moe_kernel/roles/few_tokens_gemm.cuh"
 #include "cuda/moe_kernel/roles/quantise.cuh"
-#include "numerics/swiglu.h"
+#include "cuda/moe_kernel/roles/swiglu_all.cuh"
 
 namespace monomoe::cuda {
 
-// GEMM1's sums pass through the staging sixteen tokens at a time, [token][256 rows] fp32, so that what follows is a short loop for any number of
-// tokens. Sixteen threads then have a token, each the gate and up rows of 8 neighbouring channels. 260 words a token and the exchanged
-// 16-byte pieces keep both accesses free of bank conflicts.
-inline constexpr int kPassTokens = 16;
-inline constexpr int kTokenWords = kTileRows + 4;
+// GEMM1. SwiGLU is register-local: a thread has gate and up of channels 64 * warpgroup + 32m + 8w + g for its tokens. A token's 128 channels lie in
+// eight lanes of all eight math warps, so their largest meets in shared memory; the codes are collected there too.
+inline constexpr int kCodePitch = 128 + 16;  // bytes between two tokens' codes, against bank conflicts
+struct QuantiseStaging {
+  uint8_t codes[kFewTokens][kCodePitch];
+  uint32_t largest[kFewTokens];  // magnitude bits
+  float inverse[kFewTokens];     // negative: the token's group is not finite
+};
+static_assert(sizeof(QuantiseStaging) <= kStagingBytes);
 
-// Word of packed row 64 * block + 16 * warp + 8 * is_up + g; the low two bits of its 16-byte piece are exchanged by warp.
-__device__ __forceinline__ int staged_word(int token, int block, int warp, int is_up, int g) {
-  const int piece = 4 * (4 * block + warp) + ((2 * is_up + g / 4) ^ warp);
-  return token * kTokenWords + piece * 4 + g % 4;
-}
-
-// Eight channels of a token: gate rows 16p .. 16p + 7 and up rows after them.
-__device__ __forceinline__ void swiglu_eight(const float* staged, int p, float limit, float (&h)[8]) {
-  float rows[16];
+// Maxima over the lanes of one token, into shared memory. h[m][2j + b]: token 8j + 2t + b.
+template <int kTokens>
+__device__ __forceinline__ void gather_largest(QuantiseStaging& staging, const float (&h)[kRowBlocks * kTokens / 4], int lane) {
+  const int g = lane / 4, t = lane % 4;
+  constexpr int kOwn = kTokens / 4;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float4 v = *reinterpret_cast<const float4*>(staged + (4 * p + (i ^ (p % 4))) * 4);
-    rows[4 * i] = v.x;
-    rows[4 * i + 1] = v.y;
-    rows[4 * i + 2] = v.z;
-    rows[4 * i + 3] = v.w;
+  for (int j = 0; j < kTokens / 8; ++j) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      uint32_t largest = max(magnitude_bits(h[2 * j + b]), magnitude_bits(h[kOwn + 2 * j + b]));
+#pragma unroll
+      for (int mask = 4; mask <= 16; mask *= 2) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, mask));
+      if (g == j) atomicMax(&staging.largest[8 * j + 2 * t + b], largest);
+    }
   }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) h[i] = swiglu(rows[i], rows[8 + i], limit);
 }
 
-// One pass: tokens [first, first + 16) of the block are staged; quantise them into the workspace.
-__device__ __forceinline__ void store_pass(const Params& params, const BlockTask& task, const float* staged, int first, int math_thread) {
-  const int token = math_thread / 16, part = math_thread % 16, lane = math_thread % 32;
-  float h[8];
-  swiglu_eight(staged + token * kTokenWords, part, params.swiglu_limit, h);
-  uint32_t words[2];
-  float scale;
-  quantise_eight(h, words, scale);
-  const uint4 chunk = physical_chunk(words, lane);
-  if (first + token >= task.count) return;
-  const int row = first + token;
-  if (part < 8) *reinterpret_cast<uint4*>(mid_codes(params, task) + mid_row(task, task.tile, row) + ((part ^ (row & 7)) << 4)) = chunk;
-  if (part != 8) return;
-  const auto* routes = reinterpret_cast<const Route*>(params.workspace + params.local.routes);
-  mid_scales(params, task)[task.tile * block_rows(task) + row] = route_scale(scale, __ldcg(&routes[task.route_begin + row].weight));
+// The scale of a token, a thread each; the scale is returned and stored when the codes are on their way.
+__device__ __forceinline__ float token_scale(QuantiseStaging& staging, int token) {
+  const uint32_t largest = staging.largest[token];
+  const bool finite = largest < kFp32InfinityBits;
+  const ActivationScale s = activation_scale(bits_float(largest), finite);
+  staging.inverse[token] = finite ? s.inverse : -1.0f;
+  return s.scale;
 }
 
 template <class C, int kTokens>
 __device__ __forceinline__ void few_tokens_gemm1_epilogue(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings,
-                                                          Sums<kTokens>& sums, uint64_t epoch, int warpgroup) {
-  const int thread = ptx::thread_index() % 128;
-  const int lane = thread % 32, g = lane / 4, t = lane % 4, warp = thread / 32;
+                                                          Sums<kTokens>& sums, int warpgroup) {
+  const int thread = ptx::thread_index() % 128, lane = thread % 32, g = lane / 4, t = lane % 4, warp = thread / 32;
   const int math_thread = warpgroup * 128 + thread;
-  auto* staged = reinterpret_cast<float*>(smem.staging());
-  constexpr int kGroups = kTokens / 8;  // of 8 tokens
+  constexpr int kOwn = kTokens / 4;  // tokens of a thread
+  auto& staging = *reinterpret_cast<QuantiseStaging*>(smem.staging());
+  math_barrier();  // the staging of the last task has been read
+  rings.release(lane);
+  if (math_thread < kTokens) staging.largest[math_thread] = 0;
+  float h[kRowBlocks * kOwn];
+  const int count = task.count;
+  swiglu_all(
+      [&](int i) {
+        if (i % kOwn / 2 * 8 + 2 * t + i % 2 >= count) return GateUp{1.0f, 1.0f};  // what lies in rows without a token must not send the others the slow way
+        const float* s = &sums.value[i / kOwn][i % kOwn / 2 * 4 + i % 2];
+        return GateUp{mul_rn(s[0], task.multiplier[0]), mul_rn(s[2], task.multiplier[1])};
+      },
+      params.swiglu_limit, h);
+  math_barrier();
+  gather_largest<kTokens>(staging, h, lane);
+  math_barrier();
+  const float scale = math_thread < count ? token_scale(staging, math_thread) : 0.0f;
+  math_barrier();
+  // Channel 64 * warpgroup + 32m + 8w + g is logical k 32t' + 8i + 4h' + b', at physical byte 32i + 16h' + 4t' + b' (numerics/tensor_core.h).
+  const int place = 32 * warp + 16 * (g / 4) + 8 * warpgroup + g % 4;
 #pragma unroll
-  for (int group = 0; group < kGroups; group += 2) {
-    math_barrier();  // the staging has been read
-    if (group == 0) rings.release(lane);
-#pragma unroll
-    for (int half = 0; half < 2 && group + half < kGroups; ++half) {
-#pragma unroll
-      for (int m = 0; m < kRowBlocks; ++m) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {  // r / 2: gate or up; r % 2: token
-          const float sum = mul_rn(sums.value[m][4 * (group + half) + r], task.multiplier[r / 2]);
-          staged[staged_word(half * 8 + 2 * t + r % 2, 2 * warpgroup + m, warp, r / 2, g)] = sum;
-        }
-      }
-    }
-    math_barrier();
-    if (group * 8 < task.count) store_pass(params, task, staged, group * 8, math_thread);
+  for (int i = 0; i < kOwn; ++i) {
+    const int token = i / 2 * 8 + 2 * t + i % 2;
+    const float inverse = staging.inverse[token];
+    const uint32_t pair = inverse < 0.0f ? 0u : ptx::encode_e4m3_pair(mul_rn(h[i], inverse), mul_rn(h[kOwn + i], inverse));
+    staging.codes[token][place] = static_cast<uint8_t>(pair);
+    staging.codes[token][place + 4] = static_cast<uint8_t>(pair >> 8);
   }
   math_barrier();
-  if (math_thread == 0) publish_gemm1(params, task, epoch, kMathWarps);
+  uint8_t* codes = mid_codes(params, task) + mid_row(task, task.tile, 0);
+  for (int piece = math_thread; piece < task.count * 8; piece += kMathThreads) {
+    const int row = piece / 8, chunk = piece % 8;
+    *reinterpret_cast<uint4*>(codes + row * kBlockK + ((chunk ^ (row & 7)) << 4)) = *reinterpret_cast<const uint4*>(&staging.codes[row][chunk * 16]);
+  }
+  if (math_thread >= count) return;
+  const auto* routes = reinterpret_cast<const Route*>(params.workspace + params.local.routes);
+  const float weight = __ldcg(&routes[task.route_begin + math_thread].weight);
+  mid_scales(params, task)[task.tile * block_rows(task) + math_thread] = route_scale(scale, weight);
 }
 
 inline constexpr int kStagedTokens = 32;  // contributions [32 tokens x 256 rows] bf16 fill the staging
@@ -131,12 +139,6 @@ __device__ __forceinline__ void few_tokens_gemm2_epilogue(const Params& params, 
       send_staged(params, task, smem.staging(), group * 8 / kStagedTokens * kStagedTokens, math_thread);
       math_barrier();
     }
-  }
-  if (math_thread < task.count) {
-    const auto* routes = reinterpret_cast<const Route*>(params.workspace + params.local.routes);
-    const int4 route = __ldcg(reinterpret_cast<const int4*>(routes + task.route_begin + math_thread));
-    __threadfence_system();
-    ptx::add_relaxed_system(reinterpret_cast<uint32_t*>(params.peers[route.x] + params.symmetric.arrivals) + route.y, 1);
   }
 }
 

@@ -97,14 +97,26 @@ __device__ __forceinline__ void few_tokens_sums(const Params& params, SharedStor
   uint32_t a[kRowBlocks][16];
   const auto expand = [&](int m) {
     if constexpr (!C::is_fp8) {
-      expand_fp4(a[m], smem.tables_at(0), smem.weights_at(slot.slot), m, thread);
+      expand_fp4(a[m], smem.tables_at(), smem.weights_at(slot.slot), m, thread);
       pin(a[m]);
+    }
+  };
+  // FP4 weights are in registers once they are expanded: the slot goes back before they are multiplied. The arrival hangs on the last values that were
+  // loaded (e4m3 weights are never NaN), so that no load can be overtaken.
+  const auto release_expanded = [&] {
+    if constexpr (!C::is_fp8) {
+      __syncwarp();
+      if (lane == 0 && a[0][15] != 0x7F7F7F7Fu && a[1][0] != 0x7F7F7F7Fu && a[1][15] != 0x7F7F7F7Fu) {
+        ptx::mbarrier_arrive(smem.weights_empty_at(slot.slot));
+      }
     }
   };
   wait_barrier(smem.weights_full_at(slot.slot), slot.phase);
   wait_tokens(smem, rings, gathered);
+  trace_time(params, smem, TraceTime::kDataHere);
   expand(0);
   expand(1);
+  release_expanded();
   for (int k_block = 0; k_block < k_blocks; ++k_block) {
     const bool more = k_block + 1 < k_blocks;
     const int unit = k_block % kUnits;
@@ -139,8 +151,11 @@ __device__ __forceinline__ void few_tokens_sums(const Params& params, SharedStor
     }
     ptx::wgmma_wait<0>();
     promote<C, kTokens>(sums.value[1], partial[1], scale, row_scale);
-    if (more) expand(1);
-    rings.held_weights = weights_empty;
+    if (more) {
+      expand(1);
+      release_expanded();
+    }
+    if constexpr (C::is_fp8) rings.held_weights = weights_empty;
     if (last_unit) rings.held_tokens = tokens_empty;
   }
 }

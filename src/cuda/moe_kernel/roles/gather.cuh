@@ -1,6 +1,6 @@
-// Role: gather - two warps of the moving warpgroup (2, 3). They bring token rows: the intermediate and arranged rows by bulk copies of tiles, the
+// Role: gather - a warp of the moving warpgroup. It brings token rows: the intermediate and arranged rows by bulk copies of tiles, the
 // rows of few tokens one by one from where their source pushed them.
-// Waits on:  queue_full (claim), block_done or block_arranged (math of other thread blocks, gpu scope), tokens_empty[stage] (math)
+// Waits on:  queue_full (claim), block_done or block_arranged (publish of other thread blocks, gpu scope), tokens_empty[stage] (math)
 // Signals:   tokens_full[stage] (one arrival per thread, when its copies have landed), queue_empty
 // Reads:     token rows or the intermediate    Writes: smem.tokens, smem.scales
 // Ends when: the end task is met.
@@ -11,17 +11,17 @@
 
 namespace monomoe::cuda {
 
-inline constexpr int kGatherThreads = kGatherWarps * 32;
+inline constexpr int kGatherThreads = 32;
 
 template <class C>
 __device__ __forceinline__ void find_rows(const Params& params, SharedStorage<C>& smem, const BlockTask& task, int thread) {
-  ptx::named_barrier_sync(kGatherBarrier, kGatherThreads);  // all are done with the last task's row pointers
+  __syncwarp();  // all are done with the last task's row pointers
   for (int row = thread; row < task.count; row += kGatherThreads) {
     const TokenRow found = token_row(params, task.route_begin + row);
     smem.row_codes[row] = found.codes;
     smem.row_scales[row] = found.scales;
   }
-  ptx::named_barrier_sync(kGatherBarrier, kGatherThreads);
+  __syncwarp();
 }
 
 // K block k_block of all rows into a unit of the stage. Eight threads have a row.
@@ -95,7 +95,7 @@ __device__ __forceinline__ void await_rows(const Params& params, const BlockTask
   if (lane == 0) {
     const uint32_t* counter = down ? block_done(params, task.block) : block_arranged(params, task.block);
     await_at_least(
-        params, [&] { return uint64_t{ptx::load_acquire_gpu(counter)}; }, down ? gemm1_warps_of_block(params) : pieces_of_block(task),
+        params, [&] { return uint64_t{ptx::load_acquire_gpu(counter)}; }, down ? gemm1_tasks_of_block(params) : pieces_of_block(task),
         static_cast<TaskKind>(task.kind), WaitFlag::kBlockDone, static_cast<uint64_t>(params.self), static_cast<uint64_t>(task.block));
     ptx::fence_proxy_async();  // plain writes there, bulk copies here
   }
@@ -103,21 +103,21 @@ __device__ __forceinline__ void await_rows(const Params& params, const BlockTask
 }
 
 template <class C>
-__device__ __forceinline__ void gather_role(const Params& params, SharedStorage<C>& smem, int thread) {
+__device__ __forceinline__ void gather_role(const Params& params, SharedStorage<C>& smem, int lane) {
   auto queue = RingCursor<kQueueSlots>::consumer();
   auto stage = RingCursor<C::kTokenStages>::producer();
   const uint64_t policy = ptx::policy_evict_normal();
   for (;;) {
-    wait_barrier(smem.queue_full_at(queue.slot), queue.phase);
+    wait_barrier_patiently(smem.queue_full_at(queue.slot), queue.phase);
     const BlockTask task = smem.queue[queue.slot];
     __syncwarp();
-    if (thread % 32 == 0) ptx::mbarrier_arrive(smem.queue_empty_at(queue.slot));
+    if (lane == 0) ptx::mbarrier_arrive(smem.queue_empty_at(queue.slot));
     queue.advance();
     const auto kind = static_cast<TaskKind>(task.kind);
     if (kind == TaskKind::kNone) return;
     if (!is_gemm(kind)) continue;
-    await_rows(params, task, thread % 32);
-    gather_task(params, smem, task, stage, policy, thread);
+    await_rows(params, task, lane);
+    gather_task(params, smem, task, stage, policy, lane);
   }
 }
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "cuda/moe_kernel/roles/many_tokens_gemm.cuh"
+#include "cuda/moe_kernel/roles/swiglu_all.cuh"
 #include "numerics/activation_quant.h"
-#include "numerics/swiglu.h"
 
 namespace monomoe::cuda {
 
@@ -14,12 +14,15 @@ __device__ __forceinline__ int subtile_token(int warpgroup, int m, int thread) {
   return (warpgroup + m * kMathWarpgroups) * kSubtileTokens + thread / 32 * 16 + thread % 32 / 4;
 }
 
-__device__ __forceinline__ void swiglu_half(const float (&sum)[kColumnSums], const BlockTask& task, float limit, float (&h)[kHalfHidden]) {
-#pragma unroll
-  for (int i = 0; i < kHalfHidden; ++i) {
-    const int r = i / 16, q = i / 2 % 8, b = i % 2;
-    h[i] = swiglu(mul_rn(sum[8 * q + 2 * r + b], task.multiplier[0]), mul_rn(sum[8 * q + 4 + 2 * r + b], task.multiplier[1]), limit);
-  }
+__device__ __forceinline__ void swiglu_half(const float (&sum)[kColumnSums], const BlockTask& task, int token, float limit, float (&h)[kHalfHidden]) {
+  const bool live[2] = {token < task.count, token + 8 < task.count};
+  swiglu_all(
+      [&](int i) {
+        const int r = i / 16, q = i / 2 % 8, b = i % 2;
+        if (!live[r]) return GateUp{1.0f, 1.0f};  // what lies in rows without a token must not send the others the slow way
+        return GateUp{mul_rn(sum[8 * q + 2 * r + b], task.multiplier[0]), mul_rn(sum[8 * q + 4 + 2 * r + b], task.multiplier[1])};
+      },
+      limit, h);
 }
 
 // The first half's result waits in the scratch, where the same thread finds it: 128 channels are quantised together.
@@ -89,14 +92,13 @@ __device__ __forceinline__ void quantise_half_pair(const Params& params, const B
 }
 
 template <int kSubtiles>
-__device__ __forceinline__ void many_tokens_gemm1_epilogue(const Params& params, const BlockTask& task, int half, TokenSums<kSubtiles>& sums,
-                                                           uint64_t epoch, int warpgroup) {
+__device__ __forceinline__ void many_tokens_gemm1_epilogue(const Params& params, const BlockTask& task, int half, TokenSums<kSubtiles>& sums, int warpgroup) {
   const int thread = ptx::thread_index() % 128;
   const int lane = thread % 32, math_thread = warpgroup * 128 + thread;
 #pragma unroll
   for (int m = 0; m < kSubtiles; ++m) {
     float h[kHalfHidden];
-    swiglu_half(sums.value[m], task, params.swiglu_limit, h);
+    swiglu_half(sums.value[m], task, subtile_token(warpgroup, m, thread), params.swiglu_limit, h);
     if (half == 0) {
       keep_half(params, h, m, math_thread);
     } else {
@@ -105,9 +107,6 @@ __device__ __forceinline__ void many_tokens_gemm1_epilogue(const Params& params,
       quantise_half_pair(params, task, first, h, subtile_token(warpgroup, m, thread), lane);
     }
   }
-  if (half == 0) return;
-  __syncwarp();
-  if (lane == 0) publish_gemm1(params, task, epoch, 1);
 }
 
 // Words of column groups 0..3 in the four lanes of a quad -> lane t has the 16 bytes of group t.
@@ -121,7 +120,7 @@ __device__ __forceinline__ uint4 transpose_quad(const uint32_t (&word)[4], int l
 }
 
 template <int kSubtiles>
-__device__ __forceinline__ void many_tokens_gemm2_epilogue(const Params& params, const BlockTask& task, int half, bool last_half,
+__device__ __forceinline__ void many_tokens_gemm2_epilogue(const Params& params, const BlockTask& task, int half,
                                                            TokenSums<kSubtiles>& sums, int warpgroup) {
   const int thread = ptx::thread_index() % 128;
   const Problem& p = params.problem;
@@ -148,17 +147,6 @@ __device__ __forceinline__ void many_tokens_gemm2_epilogue(const Params& params,
         if (live) row[4 * quad + lane % 4] = piece;
       }
     }
-  }
-  if (!last_half) return;
-  __syncwarp();
-  if (lane % 4 != 0) return;
-  __threadfence_system();
-#pragma unroll
-  for (int i = 0; i < 2 * kSubtiles; ++i) {
-    const int token = subtile_token(warpgroup, i / 2, thread) + i % 2 * 8;
-    if (token >= task.count) continue;
-    const int4 route = __ldcg(reinterpret_cast<const int4*>(routes + task.route_begin + token));
-    ptx::add_relaxed_system(reinterpret_cast<uint32_t*>(params.peers[route.x] + params.symmetric.arrivals) + route.y, 1);
   }
 }
 

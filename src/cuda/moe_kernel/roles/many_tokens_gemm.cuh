@@ -74,6 +74,7 @@ __device__ __forceinline__ void many_tokens_sums(const Params& params, SharedSto
   float partial[kColumnSums];
   wait_weights_tile(smem, rings);
   wait_tokens(smem, rings, false);
+  if (half == 0) trace_time(params, smem, TraceTime::kDataHere);
   for (int k_block = 0; k_block < k_blocks; ++k_block) {
     const bool more = k_block + 1 < k_blocks;
     const uint32_t stage = rings.tokens.slot;

@@ -1,6 +1,6 @@
 // Role: math - two warpgroups. They compute GEMM tiles, and as plain threads dispatch, build route lists and combine.
 // Waits on:  queue_full (claim), weights_full (weights) or expanded_full (expand), tokens_full (gather)
-// Signals:   queue_empty, what is empty again (one arrival per warp), the flags of each task
+// Signals:   written[slot], queue_empty, what is empty again (one arrival per warp each)
 // Ends when: the end task is met.
 #pragma once
 
@@ -17,12 +17,9 @@ __device__ __forceinline__ void few_tokens_task(const Params& params, SharedStor
                                                 int warpgroup) {
   Sums<kTokens> sums;
   few_tokens_sums(params, smem, task, rings, sums, warpgroup);
+  trace_time(params, smem, TraceTime::kMultiplied);
   if (is_down(task)) few_tokens_gemm2_epilogue(params, smem, task, rings, sums, warpgroup);
-  else few_tokens_gemm1_epilogue(params, smem, task, rings, sums, smem.epoch, warpgroup);
-  if constexpr (!C::is_fp8) {
-    __syncwarp();
-    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(smem.staging_free_at());
-  }
+  else few_tokens_gemm1_epilogue(params, smem, task, rings, sums, warpgroup);
 }
 
 // kSubtiles: of this warpgroup.
@@ -35,8 +32,9 @@ __device__ __forceinline__ void many_tokens_task(const Params& params, SharedSto
   for (int half = 0; half < halves; ++half) {
     TokenSums<kSubtiles> sums;
     many_tokens_sums(params, smem, task, half, rings, sums, warpgroup);
-    if (is_down(task)) many_tokens_gemm2_epilogue(params, task, half, half == halves - 1, sums, warpgroup);
-    else many_tokens_gemm1_epilogue(params, task, half, sums, smem.epoch, warpgroup);
+    trace_time(params, smem, TraceTime::kMultiplied);
+    if (is_down(task)) many_tokens_gemm2_epilogue(params, task, half, sums, warpgroup);
+    else many_tokens_gemm1_epilogue(params, task, half, sums, warpgroup);
     rings.release(ptx::thread_index() % 32);
   }
 }
@@ -51,7 +49,7 @@ __device__ __forceinline__ void run_gemm(const Params& params, SharedStorage<C>&
     return;
   }
   if constexpr (!C::is_fp8) {
-    prepare_tables(params, smem.tables[0], smem.table_key[0], task, kMathBarrier, kMathThreads, warpgroup * 128 + ptx::thread_index() % 128);
+    prepare_tables(params, smem.tables, smem.table_key, task, kMathBarrier, kMathThreads, warpgroup * 128 + ptx::thread_index() % 128);
   }
   if (task.count <= 8) few_tokens_task<C, 8>(params, smem, task, rings, warpgroup);
   else if (task.count <= 16) few_tokens_task<C, 16>(params, smem, task, rings, warpgroup);
@@ -69,17 +67,23 @@ __device__ __forceinline__ void math_role(const Params& params, SharedStorage<C>
     wait_barrier(smem.queue_full_at(queue.slot), queue.phase);
     const BlockTask& task = smem.queue[queue.slot];
     const int math_thread = ptx::thread_index() - 128;
+    trace_time(params, smem, TraceTime::kTaken);
     switch (static_cast<TaskKind>(task.kind)) {
       case TaskKind::kDispatch: dispatch_task(params, task.index, smem.epoch, smem.num_tokens, math_thread); break;
-      case TaskKind::kRoutes: routes_task(params, smem, smem.epoch, smem.num_tokens, math_thread); break;
+      case TaskKind::kRoutes: routes_task(params, smem, task.index, smem.epoch, smem.num_tokens, math_thread); break;
       case TaskKind::kArrange: arrange_task(params, task, math_thread); break;
       case TaskKind::kGemm1:
       case TaskKind::kGemm2: run_gemm(params, smem, task, rings, warpgroup); break;
       case TaskKind::kCombine: combine_task(params, task.index, smem.num_tokens, math_thread); break;
       case TaskKind::kNone: return;
     }
+    trace_time(params, smem, TraceTime::kDone);
+    trace_task(params, smem, task);
     __syncwarp();
-    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(smem.queue_empty_at(queue.slot));
+    if (ptx::thread_index() % 32 == 0) {
+      ptx::mbarrier_arrive(smem.written_at(queue.slot));
+      ptx::mbarrier_arrive(smem.queue_empty_at(queue.slot));
+    }
     queue.advance();
   }
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/moe_kernel/roles/arranged_rows.cuh"
+#include "cuda/moe_kernel/trace.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "numerics/fp32.h"
@@ -62,23 +63,6 @@ __device__ __forceinline__ BlockScales block_scales(const Params& params, const 
   const int64_t row = task.tile * params.experts.gate_up_k_blocks;
   return {reinterpret_cast<const float*>(expert + params.experts.gate_scales_begin) + row,
           reinterpret_cast<const float*>(expert + params.experts.up_scales_begin) + row};
-}
-
-// This rank has read every row its peers sent in this call: they may send the next.
-__device__ __forceinline__ void publish_drained(const Params& params, uint64_t epoch) {
-  for (int src = 0; src < params.problem.ranks; ++src) ptx::store_release_system(&symmetric_flags(params, src)->drained[params.self], epoch);
-}
-
-// One thread, for `warps` math warps whose parts of the intermediate are written.
-__device__ __forceinline__ void publish_gemm1(const Params& params, const BlockTask& task, uint64_t epoch, uint32_t warps) {
-  __threadfence();
-  ptx::add_relaxed_gpu(block_done(params, task.block), warps);
-  const auto* block_begin = reinterpret_cast<const int64_t*>(params.workspace + params.local.block_begin);
-  const int64_t tasks = __ldcg(block_begin + params.num_slots) * params.problem.intermediate_blocks();
-  const uint64_t finished = ptx::fetch_add_relaxed_gpu(&params.state->gemm1_done, warps) + warps;
-  if (finished != static_cast<uint64_t>(tasks) * kMathWarps) return;
-  __threadfence();
-  publish_drained(params, epoch);
 }
 
 }  // namespace monomoe::cuda

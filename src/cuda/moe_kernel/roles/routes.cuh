@@ -1,42 +1,61 @@
-// Task: routes - one thread block builds the rank's route lists in the canonical order (source rank, token, slot), by counting. Each math warp
-// has a stretch of the sequence of all routes: it counts, the counts become places, and it goes over its stretch again.
+// Task: routes - builds the rank's route lists in the canonical order (source rank, token, slot), by counting. Each math warp of each task has a
+// stretch of the sequence of all routes: it counts, the counts become places, and it goes over its stretch again.
 #pragma once
 
+#include "cuda/moe_kernel/roles/arranged_rows.cuh"
 #include "cuda/moe_kernel/roles/dispatch.cuh"
 
 namespace monomoe::cuda {
 
-// Warps that count: their tables of num_slots counters share the staging.
-__device__ __forceinline__ int counting_warps(int num_slots) { return num_slots <= 512 ? kMathWarps : kMathWarps / 2; }
+// A thread block's counters [warp][slot] and totals [slot] lie in the memory of the token stages: no GEMM is under way yet.
+static_assert(((kMathWarps + 1) * kMaxExperts + 1) * sizeof(uint32_t) <= kUnits * kUnitBytes * 3, "the counters of the most experts fit the token stages");
 
-// Calls visit(valid, slot, route) for 32 routes at a time, in order, lanes in order.
+// The lanes whose slot is this lane's; slots are below 2^bits - 1, and -1 is one of its own.
+__device__ __forceinline__ uint32_t same_slot_lanes(int slot, int bits) {
+  uint32_t same = 0xFFFFFFFFu;
+  for (int bit = 0; bit < bits; ++bit) {
+    const bool set = (slot >> bit & 1) != 0;
+    const uint32_t lanes = __ballot_sync(0xFFFFFFFFu, set);
+    same &= set ? lanes : ~lanes;
+  }
+  return same;
+}
+
+// Calls visit(slot, route) for 32 routes at a time, in order, lanes in order; slot -1: not served here. Ids come in batches, since each load and each
+// look-up of the serving rank takes long.
 template <class Visit>
 __device__ __forceinline__ void visit_stretch(const Params& params, int64_t begin, int64_t end, int lane, Visit visit) {
+  constexpr int kBatch = 4;
   const Problem& p = params.problem;
   const SymmetricFlags* flags = symmetric_flags(params, params.self);
   const uint8_t* own = params.peers[params.self];
-  const auto* ids = reinterpret_cast<const int32_t*>(own + params.symmetric.route_ids);
-  const auto* weights = reinterpret_cast<const float*>(own + params.symmetric.route_weights);
+  const int topk = static_cast<int>(p.topk);
   int64_t first = 0;  // number of the first route of source src
-  for (int src = 0; src < p.ranks; ++src) {
-    const int64_t count = static_cast<int64_t>(ptx::load_relaxed_system(&flags->num_tokens[src])) * p.topk;
+  for (int src = 0; src < p.ranks && first < end; ++src) {
+    const int64_t count = static_cast<int64_t>(ptx::load_relaxed_system(&flags->num_tokens[src])) * topk;
     const int64_t from = max_of(begin - first, 0), to = min_of(end - first, count);
-    for (int64_t i = from; i < to; i += 32) {
-      const int64_t at = i + lane;
-      int slot = -1;
-      Route route{src, 0, 0, 0.0f};
-      if (at < to) {
-        const int64_t place = src * p.capacity * p.topk + at;
-        const int32_t id = __ldcg(ids + place);
-        if (id >= 0) {
-          const int32_t copy = __ldg(params.serving + src * p.experts + id);
-          if ((copy >> 16) == params.self) slot = copy & 0xFFFF;
-        }
-        route.token = static_cast<int32_t>(at / p.topk);
-        route.topk_slot = static_cast<int32_t>(at % p.topk);
-        route.weight = __ldcg(weights + place);
+    const auto* ids = reinterpret_cast<const int32_t*>(own + params.symmetric.route_ids) + src * p.capacity * topk;
+    const auto* weights = reinterpret_cast<const float*>(own + params.symmetric.route_weights) + src * p.capacity * topk;
+    for (int64_t i = from; i < to; i += 32 * kBatch) {
+      int32_t slot[kBatch];
+      float weight[kBatch];
+#pragma unroll
+      for (int n = 0; n < kBatch; ++n) {
+        const int64_t at = i + 32 * n + lane;
+        slot[n] = at < to ? __ldcg(ids + at) : -1;
+        weight[n] = at < to ? __ldcg(weights + at) : 0.0f;
       }
-      visit(slot, route);
+#pragma unroll
+      for (int n = 0; n < kBatch; ++n) {
+        const int32_t copy = slot[n] >= 0 ? __ldg(params.serving + src * p.experts + slot[n]) : -1;
+        slot[n] = copy >= 0 && (copy >> 16) == params.self ? copy & 0xFFFF : -1;
+      }
+#pragma unroll
+      for (int n = 0; n < kBatch; ++n) {
+        if (i + 32 * n >= to) break;
+        const int at = static_cast<int>(i) + 32 * n + lane;
+        visit(slot[n], Route{src, at / topk, at % topk, weight[n]});
+      }
     }
     first += count;
   }
@@ -58,19 +77,43 @@ __device__ __forceinline__ bool await_arrived(const Params& params, uint64_t epo
   return __all_sync(0xFFFFFFFFu, ok);
 }
 
-// Counters of all warps -> places in the list, where every expert begins at a multiple of eight; the list of blocks. One warp.
-__device__ __forceinline__ void place_counters(const Params& params, uint32_t* counters, int warps, int lane) {
+// Warps that have a stretch; their counters are rows [warp][slot] in the workspace.
+__device__ __forceinline__ uint32_t* count_row(const Params& params, int64_t warp) {
+  return reinterpret_cast<uint32_t*>(params.workspace + params.local.route_counts) + warp * params.num_slots;
+}
+
+// Each expert's counts -> places among its own routes; places[slot]: how many it has. A warp has an expert at a time, its lanes the rows.
+__device__ __forceinline__ void scan_counts(const Params& params, uint32_t* places, int rows, int warp, int lane) {
+  constexpr int kMost = kRouteTasks * kMathWarps / 32;
+  for (int slot = warp; slot < params.num_slots; slot += kMathWarps) {
+    uint32_t count[kMost];
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) count[i] = 32 * i + lane < rows ? __ldcg(count_row(params, 32 * i + lane) + slot) : 0;
+    uint32_t before = 0;
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      uint32_t to = count[i];
+      for (int step = 1; step < 32; step *= 2) {
+        const uint32_t other = __shfl_up_sync(0xFFFFFFFFu, to, step);
+        if (lane >= step) to += other;
+      }
+      if (32 * i + lane < rows) count_row(params, 32 * i + lane)[slot] = before + to - count[i];
+      before += __shfl_sync(0xFFFFFFFFu, to, 31);
+    }
+    if (lane == 0) places[slot] = before;
+  }
+}
+
+// How many routes each expert has -> where its list begins, at a multiple of eight; the list of blocks. One warp.
+__device__ __forceinline__ void place_experts(const Params& params, uint32_t* totals, int lane) {
   auto* expert_begin = reinterpret_cast<int64_t*>(params.workspace + params.local.expert_begin);
   auto* block_begin = reinterpret_cast<int64_t*>(params.workspace + params.local.block_begin);
-  auto* block_done = reinterpret_cast<uint32_t*>(params.workspace + params.local.block_done);
-  auto* block_arranged = reinterpret_cast<uint32_t*>(params.workspace + params.local.block_arranged);
   auto* infos = reinterpret_cast<BlockInfo*>(params.workspace + params.local.blocks);
   int64_t rows = 0, blocks = 0;
   bool many = false;
   for (int base = 0; base < params.num_slots; base += 32) {
     const int slot = base + lane;
-    int64_t count = 0;
-    for (int w = 0; w < warps && slot < params.num_slots; ++w) count += counters[w * params.num_slots + slot];
+    const int64_t count = slot < params.num_slots ? totals[slot] : 0;
     const int64_t own_blocks = ceil_div(count, kGpuTokenBlock), own_rows = round_up(count, kRowGroup);
     many |= count > kFewTokens;
     int64_t rows_to = own_rows, blocks_to = own_blocks;
@@ -82,71 +125,159 @@ __device__ __forceinline__ void place_counters(const Params& params, uint32_t* c
       }
     }
     if (slot < params.num_slots) {
-      int64_t place = rows + rows_to - own_rows;
+      const int64_t place = rows + rows_to - own_rows;
       expert_begin[slot] = place;
+      totals[slot] = static_cast<uint32_t>(place);
       int64_t block = blocks + blocks_to - own_blocks;
-      block_begin[slot] = block;
       for (int64_t done = 0; done < count; done += kGpuTokenBlock, ++block) {
         infos[block] = {place + done, slot, static_cast<int32_t>(min_of(count - done, kGpuTokenBlock))};
-        block_done[block] = 0;
-        block_arranged[block] = 0;
-      }
-      for (int w = 0; w < warps; ++w) {
-        const uint32_t n = counters[w * params.num_slots + slot];
-        counters[w * params.num_slots + slot] = static_cast<uint32_t>(place);
-        place += n;
+        *block_done(params, block) = 0;
+        *block_arranged(params, block) = 0;
       }
     }
     rows += __shfl_sync(0xFFFFFFFFu, rows_to, 31);
     blocks += __shfl_sync(0xFFFFFFFFu, blocks_to, 31);
   }
   many = __any_sync(0xFFFFFFFFu, many);
-  if (lane == 0) {
-    expert_begin[params.num_slots] = rows;
-    block_begin[params.num_slots] = blocks;
-    params.state->arranges = many ? 1 : 0;
+  if (lane != 0) return;
+  block_begin[params.num_slots] = blocks;
+  params.state->arranges = many ? 1 : 0;
+}
+
+// The routes of all sources, and how they are cut: small calls are one task's work, large ones are shared out.
+struct RouteSequence {
+  int64_t total;
+  int tasks;
+  int bits;  // of a slot, with one value to spare
+};
+__device__ __forceinline__ RouteSequence route_sequence(const Params& params) {
+  constexpr int64_t kRoutesOfTask = 1024;
+  const SymmetricFlags* flags = symmetric_flags(params, params.self);
+  int64_t total = 0;
+  for (int src = 0; src < params.problem.ranks; ++src) total += static_cast<int64_t>(ptx::load_relaxed_system(&flags->num_tokens[src])) * params.problem.topk;
+  return {total, static_cast<int>(max_of(1, min_of(ceil_div(total, kRoutesOfTask), kRouteTasks))), 32 - __clz(params.num_slots)};
+}
+
+// Counts the stretches of task `task`'s warps.
+__device__ __forceinline__ void count_routes(const Params& params, uint32_t* counts, const RouteSequence& routes, int task, int math_thread) {
+  const int warp = math_thread / 32, lane = math_thread % 32;
+  const int64_t row = task * kMathWarps + warp, rows = routes.tasks * kMathWarps;
+  uint32_t* own = counts + warp * params.num_slots;
+  for (int slot = lane; slot < params.num_slots; slot += 32) own[slot] = 0;
+  __syncwarp();
+  visit_stretch(params, routes.total * row / rows, routes.total * (row + 1) / rows, lane, [&](int slot, const Route&) {
+    if (slot >= 0) atomicAdd(own + slot, 1u);
+  });
+  __syncwarp();
+  if (routes.tasks == 1) return;
+  for (int slot = lane; slot < params.num_slots; slot += 32) count_row(params, row)[slot] = own[slot];
+}
+
+// scan_counts for the only task: the counts are those in shared memory.
+__device__ __forceinline__ void scan_own_counts(const Params& params, uint32_t* counts, uint32_t* totals, int math_thread) {
+  for (int slot = math_thread; slot < params.num_slots; slot += kMathThreads) {
+    uint32_t before = 0;
+    for (int warp = 0; warp < kMathWarps; ++warp) {
+      const uint32_t own = counts[warp * params.num_slots + slot];
+      counts[warp * params.num_slots + slot] = before;
+      before += own;
+    }
+    totals[slot] = before;
   }
 }
 
-template <class C>
-__device__ __forceinline__ void routes_task(const Params& params, SharedStorage<C>& smem, uint64_t epoch, int64_t num_tokens, int math_thread) {
-  const Problem& p = params.problem;
+// Writes the routes of the stretches of task `task`'s warps where they belong. begins: of the experts' lists, if they are in shared memory.
+__device__ __forceinline__ void place_routes(const Params& params, uint32_t* counts, const uint32_t* begins, const RouteSequence& sequence, int task,
+                                             int math_thread) {
   const int warp = math_thread / 32, lane = math_thread % 32;
-  if (num_tokens == 0 && warp == 0 && await_drained(params, epoch, lane) && lane == 0) publish_arrived(params, epoch, 0);
-  const bool all_here = await_arrived(params, epoch, lane);
-  const int warps = counting_warps(params.num_slots);
-  auto* counters = reinterpret_cast<uint32_t*>(smem.staging());
-  math_barrier();
-  for (int i = math_thread; i < warps * params.num_slots; i += kMathThreads) counters[i] = 0;
-  math_barrier();
-  int64_t total = 0;
-  const SymmetricFlags* flags = symmetric_flags(params, params.self);
-  for (int src = 0; src < p.ranks && all_here; ++src) total += static_cast<int64_t>(ptx::load_relaxed_system(&flags->num_tokens[src])) * p.topk;
-  const int64_t begin = total * warp / warps, end = warp < warps && all_here ? total * (warp + 1) / warps : begin;
-  uint32_t* own = counters + warp * params.num_slots;
-  visit_stretch(params, begin, end, lane, [&](int slot, const Route&) {
-    const uint32_t same = __match_any_sync(0xFFFFFFFFu, slot);
-    if (slot >= 0 && lane == __ffs(same) - 1) own[slot] += __popc(same);
-    __syncwarp();
-  });
-  math_barrier();
-  if (warp == 0) place_counters(params, counters, warps, lane);
-  math_barrier();
+  const int64_t row = task * kMathWarps + warp, rows = sequence.tasks * kMathWarps;
+  const auto* expert_begin = reinterpret_cast<const int64_t*>(params.workspace + params.local.expert_begin);
+  uint32_t* own = counts + warp * params.num_slots;
+  for (int slot = lane; slot < params.num_slots; slot += 32) {
+    if (begins != nullptr) own[slot] += begins[slot];
+    else own[slot] = __ldcg(count_row(params, row) + slot) + static_cast<uint32_t>(__ldcg(reinterpret_cast<const long long*>(expert_begin) + slot));
+  }
+  __syncwarp();
   auto* routes = reinterpret_cast<Route*>(params.workspace + params.local.routes);
-  visit_stretch(params, begin, end, lane, [&](int slot, const Route& route) {
-    const uint32_t same = __match_any_sync(0xFFFFFFFFu, slot);
-    const uint32_t before = __popc(same & ((1u << lane) - 1));
-    if (slot >= 0) routes[own[slot] + before] = route;
+  visit_stretch(params, sequence.total * row / rows, sequence.total * (row + 1) / rows, lane, [&](int slot, const Route& route) {
+    const uint32_t same = same_slot_lanes(slot, sequence.bits), before = same & ((1u << lane) - 1);
+    const uint32_t place = slot >= 0 ? own[slot] : 0;
     __syncwarp();
-    if (slot >= 0 && lane == __ffs(same) - 1) own[slot] += __popc(same);
+    if (slot >= 0) routes[place + __popc(before)] = route;
+    if (slot >= 0 && before == 0) own[slot] = place + __popc(same);
     __syncwarp();
   });
-  math_barrier();
-  if (math_thread != 0 || !all_here) return;
+}
+
+// Thread 0, when all routes are placed.
+__device__ __forceinline__ void publish_routes(const Params& params, uint64_t epoch) {
   __threadfence();
   const auto* block_begin = reinterpret_cast<const int64_t*>(params.workspace + params.local.block_begin);
   if (__ldcg(block_begin + params.num_slots) == 0) publish_drained(params, epoch);
   ptx::store_release_gpu(&params.state->routes_ready, epoch);
+}
+
+// Whether this thread block is the last of `tasks` to come here. All math threads; what the others wrote before is visible after it.
+__device__ __forceinline__ bool is_last(uint64_t* counter, int tasks, uint32_t* shared, int math_thread) {
+  math_barrier();
+  if (math_thread == 0) {
+    __threadfence();
+    *shared = ptx::fetch_add_acq_rel_gpu(counter, 1) + 1 == static_cast<uint64_t>(tasks);
+    __threadfence();
+  }
+  math_barrier();
+  return *shared != 0;
+}
+
+// Tasks [0, kRouteTasks) count, and the last to finish makes the counts places; tasks from kRouteTasks on place the routes. A small call is all
+// done by task 0.
+template <class C>
+__device__ __forceinline__ void routes_task(const Params& params, SharedStorage<C>& smem, int64_t index, uint64_t epoch, int64_t num_tokens, int math_thread) {
+  const int warp = math_thread / 32, lane = math_thread % 32;
+  if (index == 0 && num_tokens == 0 && warp == 0 && await_drained(params, epoch, lane) && lane == 0) publish_arrived(params, epoch, 0);
+  const bool places = index >= kRouteTasks;
+  const int task = static_cast<int>(places ? index - kRouteTasks : index);
+  auto* counts = reinterpret_cast<uint32_t*>(smem.tokens);
+  uint32_t* totals = counts + kMathWarps * params.num_slots;
+  uint32_t* last = totals + params.num_slots;
+  math_barrier();  // the memory of an earlier routes task is free
+  const bool all_here = await_arrived(params, epoch, lane);
+  RouteSequence routes = route_sequence(params);
+  if (!all_here) routes.total = 0;
+  if (task >= routes.tasks || (places && routes.tasks == 1)) return;
+  if (!places) {
+    count_routes(params, counts, routes, task, math_thread);
+    if (routes.tasks == 1) {
+      math_barrier();
+      scan_own_counts(params, counts, totals, math_thread);
+    } else {
+      if (!is_last(&params.state->counted, routes.tasks, last, math_thread)) return;
+      scan_counts(params, totals, routes.tasks * kMathWarps, warp, lane);
+    }
+    math_barrier();
+    if (warp == 0) place_experts(params, totals, lane);
+    math_barrier();
+    if (routes.tasks > 1) {
+      if (math_thread == 0 && all_here) {
+        __threadfence();
+        ptx::store_release_gpu(&params.state->routes_counted, epoch);
+      }
+      return;
+    }
+  } else {
+    const bool counted = await_at_least(
+        params, [&] { return ptx::load_acquire_gpu(&params.state->routes_counted); }, epoch, TaskKind::kRoutes, WaitFlag::kRoutesReady,
+        static_cast<uint64_t>(params.self), 0);
+    if (!counted) routes.total = 0;
+  }
+  place_routes(params, counts, places ? nullptr : totals, routes, task, math_thread);
+  ptx::fence_proxy_async_smem();  // bulk copies write here next
+  if (routes.tasks > 1) {
+    if (!is_last(&params.state->placed, routes.tasks, last, math_thread)) return;
+  } else {
+    math_barrier();
+  }
+  if (math_thread == 0 && all_here) publish_routes(params, epoch);
 }
 
 }  // namespace monomoe::cuda

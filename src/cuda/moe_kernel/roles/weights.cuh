@@ -23,7 +23,7 @@ __device__ __forceinline__ void stream_weights(const Params& params, SharedStora
   for (int o = 0; o < outer; ++o) {
     const uint8_t* src = tile + o * outer_bytes;
     for (int i = 0; i < inner; ++i, src += inner_bytes) {
-      wait_barrier_patiently(smem.weights_empty_at(slot.slot), slot.phase);
+      wait_barrier(smem.weights_empty_at(slot.slot), slot.phase);
       const uint32_t full = smem.weights_full_at(slot.slot);
       ptx::mbarrier_arrive_expect_tx(full, C::kHalfBytes);
       ptx::bulk_copy(smem.weights_at(slot.slot), src, C::kHalfBytes, full, policy);
@@ -32,13 +32,27 @@ __device__ __forceinline__ void stream_weights(const Params& params, SharedStora
   }
 }
 
+// Until the route lists are known memory would idle. Where nearly every expert will have tokens, the tile that this thread block would get if all had
+// begins to move into the L2. A hint: wrong guesses cost a little bandwidth while nothing else needs it.
+template <class C>
+__device__ __forceinline__ void prefetch_first_tile(const Params& params, int64_t num_tokens) {
+  constexpr int64_t kBytes = 256 * 1024;  // of each thread block: well below the L2 in sum
+  const Problem& p = params.problem;
+  const int64_t tiles = p.intermediate_blocks(), slot = blockIdx.x / tiles;
+  if (slot >= params.num_slots || num_tokens * p.ranks * p.topk < 3 * p.experts) return;
+  const int64_t tile_bytes = 2 * params.experts.gate_up_k_blocks * C::kHalfBytes;
+  const uint8_t* tile = params.slot_data[slot] + params.experts.gate_up_half(2 * (blockIdx.x % tiles), 0);
+  for (int64_t at = 0; at < min_of(kBytes, tile_bytes); at += 2 * C::kHalfBytes) ptx::prefetch_l2(tile + at, 2 * C::kHalfBytes);
+}
+
 template <class C>
 __device__ __forceinline__ void weights_role(const Params& params, SharedStorage<C>& smem) {
   auto queue = RingCursor<kQueueSlots>::consumer();
   auto slot = RingCursor<C::kWeightSlots>::producer();
   const uint64_t once = ptx::policy_evict_first(), again = ptx::policy_evict_normal();
+  prefetch_first_tile<C>(params, smem.num_tokens);
   for (;;) {
-    wait_barrier(smem.queue_full_at(queue.slot), queue.phase);
+    wait_barrier_patiently(smem.queue_full_at(queue.slot), queue.phase);
     const BlockTask task = smem.queue[queue.slot];
     ptx::mbarrier_arrive(smem.queue_empty_at(queue.slot));
     queue.advance();

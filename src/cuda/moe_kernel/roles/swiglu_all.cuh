@@ -1,0 +1,47 @@
+// SwiGLU of many values at once: the contract's bits without a branch per division, so that the values' latencies overlap.
+#pragma once
+
+#include "numerics/bits.h"
+#include "numerics/swiglu.h"
+
+namespace monomoe::cuda {
+
+// g / d for d in [1, 2^64) and |g| in [2^-64, 2^64): Newton steps whose remainders are exact, correctly rounded as div_rn is there
+// (tests/cuda_compile/numerics_device.cu compares them).
+__device__ __forceinline__ float divide_in_range(float g, float d) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+  r = fma_rn(fma_rn(-d, r, 1.0f), r, r);
+  float q = mul_rn(g, r);
+  q = fma_rn(fma_rn(-d, q, g), r, q);
+  return fma_rn(fma_rn(-d, q, g), r, q);
+}
+__device__ __forceinline__ bool division_in_range(float g, float d) {
+  constexpr uint32_t kSmallest = (127u - 64u) << 23, kSpan = 128u << 23;
+  return magnitude_bits(g) - kSmallest < kSpan && d < 0x1p64f;
+}
+
+struct GateUp {
+  float gate, up;
+};
+
+// h[i] = swiglu(rows(i)). Values outside the range above (zeros, infinities, NaN) send all of the thread's values through div_rn.
+template <int kCount, class Rows>
+__device__ __forceinline__ void swiglu_all(Rows rows, float limit, float (&h)[kCount]) {
+  bool ordinary = true;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const GateUp v = rows(i);
+    const float g = clamp_gate(v.gate, limit), d = add_rn(1.0f, exp_contract(-g));
+    ordinary &= division_in_range(g, d);
+    h[i] = mul_rn(divide_in_range(g, d), clamp_up(v.up, limit));
+  }
+  if (ordinary) return;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const GateUp v = rows(i);
+    h[i] = swiglu(v.gate, v.up, limit);
+  }
+}
+
+}  // namespace monomoe::cuda
