@@ -121,6 +121,7 @@ LayerOutcome run_layer(const DemoOptions& options, const ExampleFormat& format, 
   outcome.same_bits = result.y == single.y;
   outcome.json = {{"format", format.name},
                   {"layer", layer},
+                  {"backend", backend_json(job)},
                   {"tokens", job.input.tokens},
                   {"ranks", kRanks},
                   {"experts", job.info.num_experts},
@@ -171,6 +172,10 @@ std::string layer_line(const Json& layer) {
                      100 * bound_share(reference), reference.value("calc_diff", NAN),
                      100.0 * layer["captured_ids_chosen"].get<double>() / std::max(1.0, layer["captured_ids"].get<double>()),
                      seconds_text(layer["seconds"].get<double>()), layer["ok"].get<bool>() ? "" : "  FAILED");
+}
+
+std::string backend_line(const Json& backend) {
+  return fmt::format("backend {}: {}\n\n", backend["taken"].get<std::string>(), backend["why"].get<std::string>());
 }
 
 std::string heading(const std::string& directory, const ExampleFormat& format, const Json& layer) {
@@ -228,6 +233,7 @@ ExitCode demo(const DemoOptions& options) {
       add(totals, outcome);
       layers.push_back(outcome.json);
       if (options.json) continue;
+      if (layers.size() == 1) print(backend_line(outcome.json["backend"]));
       if (layer == 0) print(heading(options.directory, format, outcome.json));
       print(layer_line(outcome.json));
     }

@@ -18,6 +18,12 @@ Json count_summary(const std::vector<int64_t>& counts, std::span<const int64_t> 
           {"max", sorted.back()},      {"empty_experts", empty}};
 }
 
+Json backend_json(const LayerJob& job) {
+  return {{"requested", job.options.context.backend},
+          {"taken", backend_word(monomoe_context_backend(job.context.get(), nullptr))},
+          {"why", job.backend_why}};
+}
+
 Json job_json(const LayerJob& job, const char* command) {
   const LayerOptions& options = job.options;
   Json clamp = {{"limit", nullptr}, {"source", job.clamp.source}};
@@ -34,10 +40,7 @@ Json job_json(const LayerJob& job, const char* command) {
           {"directory", options.directory},
           {"layer", options.layer},
           {"input", options.input},
-          {"backend",
-           {{"requested", options.context.backend},
-            {"taken", backend_word(monomoe_context_backend(job.context.get(), nullptr))},
-            {"why", job.backend_why}}},
+          {"backend", backend_json(job)},
           {"format", format_word(job.info.format)},
           {"hidden", job.info.hidden},
           {"intermediate", job.info.intermediate},

@@ -55,6 +55,8 @@ ForwardResult forward_shared(const LayerJob& job);  // the layer's shared expert
 
 // Live slots of each expert.
 std::vector<int64_t> count_experts(std::span<const int64_t> ids, int32_t num_experts);
+// {"requested","taken","why"}
+Json backend_json(const LayerJob& job);
 // {"live_slots","dropped_slots","min","median","max","empty_experts"}
 Json count_summary(const std::vector<int64_t>& counts, std::span<const int64_t> ids);
 

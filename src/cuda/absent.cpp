@@ -4,9 +4,11 @@
 namespace monomoe::cuda {
 
 bool is_built() { return false; }
+const char* why_not_built() { return MONOMOE_NO_CUDA_REASON; }
 int required_driver_version() { return 0; }
 Result<std::unique_ptr<Backend>> make_backend(int32_t) {
-  return unavailable("this build has no CUDA backend; build with -DMONOMOE_CUDA=ON and nvcc 12.4 or newer");
+  return unavailable("this build has no CUDA backend: " MONOMOE_NO_CUDA_REASON
+                     "; './run build' makes one, or cmake -DMONOMOE_CUDA=ON with nvcc 12.4 or newer");
 }
 
 }  // namespace monomoe::cuda

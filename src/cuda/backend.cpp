@@ -40,6 +40,7 @@ class HopperBackend final : public Backend {
 }  // namespace
 
 bool is_built() { return true; }
+const char* why_not_built() { return ""; }
 
 // Any driver of the runtime's major version runs what was built with it.
 int required_driver_version() { return CUDART_VERSION / 1000 * 1000; }

@@ -69,6 +69,8 @@ class Backend {
 };
 
 bool is_built();
+// What the build lacked or was told, as a sentence without a stop; empty if built.
+const char* why_not_built();
 // The oldest CUDA version a driver must support, as cuDriverGetVersion counts (13000 = 13.0); 0 if not built.
 int required_driver_version();
 // Chooses the GPUs. kUnavailable, with what was found and what is wanted, if this machine cannot.

@@ -86,7 +86,10 @@ std::string cuda_unavailable_reason(const CudaProbe& probe) {
     has_hopper |= device.major == 9 && device.minor == 0;
     found += fmt::format("{}GPU {} is {} (compute capability {}.{})", i == 0 ? "" : ", ", i, device.name, device.major, device.minor);
   }
-  if (!cuda::is_built()) return fmt::format("no CUDA backend in this build (-DMONOMOE_CUDA=ON with nvcc 12.4 or newer makes one); found: {}", found);
+  if (!cuda::is_built()) {
+    return fmt::format("no CUDA backend in this build: {}; './run build' makes one, or cmake -DMONOMOE_CUDA=ON with nvcc 12.4 or newer; found: {}",
+                       cuda::why_not_built(), found);
+  }
   if (!has_hopper) return fmt::format("wanted a Hopper GPU (compute capability 9.0: H100, H200) and its driver; found: {}", found);
   const int wanted = cuda::required_driver_version();
   if (probe.driver_version >= wanted) return {};

@@ -133,6 +133,7 @@ class Demo(CliTest):
     def test_examples(self):
         text = self.good("demo", EXAMPLES)
         verdict = text.splitlines()[-1]
+        self.assertRegex(text.splitlines()[0], r"^backend (cpu: auto takes cpu: .*(no CUDA backend|wanted a Hopper GPU|driver)|cuda: auto takes cuda: )")
         self.assertTrue(verdict.startswith("demo: 12 layers in 3 formats on 4 ranks"), verdict)
         self.assertTrue(verdict.endswith(": OK"), verdict)
         self.assertNotIn("FAILED", text)
@@ -151,6 +152,8 @@ class Demo(CliTest):
         self.assertEqual([layer["format"] for layer in report["layers"]], ["nvfp4", "mxfp4", "fp8"])
         for layer in report["layers"]:
             self.assertTrue(layer["ok"])
+            self.assertEqual(layer["backend"]["requested"], "auto")
+            self.assertTrue(layer["backend"]["why"].startswith(f"auto takes {layer['backend']['taken']}: "))
             self.assertEqual(sum(layer["tokens_per_expert"]), layer["tokens"] * layer["topk"])
             self.assertGreater(layer["against_bf16_model"]["cosine"], layer["against_bf16_model"]["cosine_wanted"])
 

@@ -33,8 +33,10 @@ TEST(CudaReason, NamesTheGpusThatAreNoHopper) {
   const std::string reason = cuda_unavailable_reason(machine_with(99990, {kAmpere}));
   expect_words(reason, {"GPU 0 is NVIDIA A100 (compute capability 8.0)"});
   if (cuda::is_built()) expect_words(reason, {"wanted a Hopper GPU (compute capability 9.0"});
-  else expect_words(reason, {"no CUDA backend in this build", "MONOMOE_CUDA=ON"});
+  else expect_words(reason, {"no CUDA backend in this build: ", cuda::why_not_built(), "./run build", "MONOMOE_CUDA=ON"});
 }
+
+TEST(CudaReason, IsGivenByABuildWithoutTheBackendOnly) { EXPECT_EQ(std::string(cuda::why_not_built()).empty(), cuda::is_built()); }
 
 TEST(CudaReason, NamesBothVersionsOfAnOldDriver) {
   if (!cuda::is_built()) GTEST_SKIP() << "this build has no CUDA backend";

@@ -1,0 +1,47 @@
+"""What the machine code of each kernel must look like; check_sass.py and check_ptxas.py read it. Whoever changes a kernel changes its row.
+
+A row names a kernel, a pattern that finds it by its mangled name, and how often which instruction may stand in it: (least, most), None for no
+limit. Instructions are opcodes without their suffixes ("UBLKCP"), * stands for any text. Tensor-core instructions tell shape and where A is:
+"QGMMA 64x16x32 register A" or "QGMMA 64x16x32 shared A".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+SOME = (1, None)
+NONE = (0, 0)
+# Four steps of K = 32 make the 128 that one scale covers; a loop that has fewer of a shape does not compute that tile.
+BLOCK = (4, None)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    symbol: str
+    instructions: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+
+
+# Every fault is reported through memory, so that the CUDA context survives: no trap (BPT). The ring is filled by bulk copies (UBLKCP).
+EVERY_MOE_KERNEL = {"BPT": NONE, "UBLKCP": SOME}
+
+KERNELS = (
+    # Weights are M and are expanded from 4 bits in registers: A never goes through shared memory.
+    Kernel(
+        "moe_kernel_fp4",
+        r"moe_kernelINS0_6ConfigILb0E",
+        EVERY_MOE_KERNEL | {f"QGMMA 64x{tokens}x32 register A": BLOCK for tokens in (8, 16, 32, 64)} | {"QGMMA * shared A": NONE},
+    ),
+    # Weights are M and lie in shared memory as they came.
+    Kernel(
+        "moe_kernel_fp8",
+        r"moe_kernelINS0_6ConfigILb1E",
+        EVERY_MOE_KERNEL | {f"QGMMA 64x{tokens}x32 shared A": BLOCK for tokens in (8, 16, 32, 64)} | {"QGMMA * register A": NONE},
+    ),
+)
+
+
+def kernel_name(mangled: str) -> str:
+    """The name in the table, or the mangled name itself."""
+    return next((kernel.name for kernel in KERNELS if re.search(kernel.symbol, mangled)), mangled)
