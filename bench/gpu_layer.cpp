@@ -1,5 +1,5 @@
 // Times the kernel of one rank as in an 8-rank group: all of the rank's experts are local and tokens are routed among them. Cold L2, median,
-// beside a plain read of the weights. Usage: gpu_layer [shape ...] with shapes flash, pro, mimo.
+// for each launch. Usage: gpu_layer [flash|pro|mimo] ... [one|split|unfused] ...; without a launch: one.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -42,7 +42,12 @@ cuda::DeviceBuffer upload(const void* data, int64_t bytes) {
   return buffer;
 }
 
-void bench(const Shape& shape, WeightFormat format, const char* format_name, int sms) {
+struct NamedLaunch {
+  const char* name;
+  cuda::LaunchVariant variant;
+};
+
+void bench(const Shape& shape, WeightFormat format, const char* format_name, const NamedLaunch& launch, int sms) {
   constexpr int kDistinct = 2;  // experts that differ; the others repeat them at other addresses
   Problem problem{shape.hidden, shape.intermediate, shape.experts, shape.topk, 1, shape.tokens.back(), format};
   const ExpertLayout layout = expert_layout(problem);
@@ -56,7 +61,7 @@ void bench(const Shape& shape, WeightFormat format, const char* format_name, int
   const PlacementTable placement = must(PlacementTable::even(shape.experts, 1));
   const auto weights = must(cuda::RankWeights::make(problem, placement, 0));
   for (int32_t e = 0; e < weights.num_slots(); ++e) must(weights.upload(e, packed[e % kDistinct].data()));
-  const auto workspace = must(cuda::RankWorkspace::make(problem, shape.experts));
+  const auto workspace = must(cuda::RankWorkspace::make(problem, shape.experts, launch.variant));
   const int64_t most = shape.tokens.back();
   std::vector<uint16_t> x(most * shape.hidden);
   for (size_t i = 0; i < x.size(); ++i) {
@@ -107,15 +112,17 @@ void bench(const Shape& shape, WeightFormat format, const char* format_name, int
   cudaEventCreate(&end);
   for (const int64_t tokens : shape.tokens) {
     p.num_tokens = tokens;
+    const cuda::RankLaunch call{launch.variant, p, sms, workspace.unfused(), shape.experts};
     std::vector<float> us;
     for (int i = 0; i < 14; ++i) {
       cudaMemcpyAsync(sink.data(), flush.data(), 192 << 20, cudaMemcpyDeviceToDevice);
       cudaEventRecord(begin);
-      must(cuda::launch_moe_kernel(p, sms, nullptr));
+      for (int part = 0; part < cuda::num_launches(launch.variant); ++part) must(cuda::launch_part(call, part, nullptr));
       cudaEventRecord(end);
       must(cuda::check(cudaDeviceSynchronize(), "running the kernel"));
       if (workspace.error()->code != 0) {
-        std::printf("%s %s M=%lld: error record code %llu\n", shape.name, format_name, (long long)tokens, (unsigned long long)workspace.error()->code);
+        std::printf("%s %s %s M=%lld: error record code %llu\n", shape.name, format_name, launch.name, (long long)tokens,
+                    (unsigned long long)workspace.error()->code);
         return;
       }
       float ms;
@@ -123,7 +130,8 @@ void bench(const Shape& shape, WeightFormat format, const char* format_name, int
       if (i >= 2) us.push_back(ms * 1000.0f);
     }
     std::sort(us.begin(), us.end());
-    std::printf("%-6s %-6s M=%-5lld median %8.1f us  min %8.1f us\n", shape.name, format_name, (long long)tokens, us[us.size() / 2], us[0]);
+    std::printf("%-6s %-6s %-8s M=%-5lld median %8.1f us  min %8.1f us\n", shape.name, format_name, launch.name, (long long)tokens, us[us.size() / 2],
+                us[0]);
     std::fflush(stdout);
   }
 }
@@ -142,11 +150,16 @@ int main(int argc, char** argv) {
   cudaDeviceProp device{};
   must(cuda::check(cudaGetDeviceProperties(&device, 0), "reading the device"));
   must(cuda::prepare_device());
+  const NamedLaunch launches[] = {
+      {"one", cuda::LaunchVariant::kOne}, {"split", cuda::LaunchVariant::kSplit}, {"unfused", cuda::LaunchVariant::kUnfused}};
+  const auto named = [&](const char* name) { return std::any_of(argv + 1, argv + argc, [&](const char* word) { return std::strcmp(word, name) == 0; }); };
+  const bool by_name = std::ranges::any_of(launches, [&](const NamedLaunch& launch) { return named(launch.name); });
   for (const Shape& shape : shapes) {
-    for (int arg = 1; arg < argc; ++arg) {
-      if (std::strcmp(argv[arg], shape.name) != 0) continue;
-      bench(shape, WeightFormat::kNvfp4, "nvfp4", device.multiProcessorCount);
-      bench(shape, WeightFormat::kFp8, "fp8", device.multiProcessorCount);
+    if (!named(shape.name)) continue;
+    for (const NamedLaunch& launch : launches) {
+      if (by_name ? !named(launch.name) : launch.variant != cuda::LaunchVariant::kOne) continue;
+      bench(shape, WeightFormat::kNvfp4, "nvfp4", launch, device.multiProcessorCount);
+      bench(shape, WeightFormat::kFp8, "fp8", launch, device.multiProcessorCount);
     }
   }
 }

@@ -190,7 +190,7 @@ Command add_verify(CLI::App& app) {
       ->excludes(directory)->excludes(layer)->excludes(input)->excludes(output);
   for (CLI::Option* option : add_layer_options(*parser, options->layer)) {
     const std::string name = option->get_name();
-    if (name != "--backend" && name != "--threads" && name != "--vector-bits" && name != "--timeout") option->needs(input);
+    if (name != "--backend" && name != "--launch" && name != "--threads" && name != "--vector-bits" && name != "--timeout") option->needs(input);
   }
   parser->add_flag("--json", options->json, "report as JSON on standard output");
   parser->footer("Exit code 1 when a problem or an element outside the bound was found, 3 when DIR cannot be read at all.\nExample:\n"

@@ -29,6 +29,7 @@ struct TaskCounts {
   int64_t gemm2_tiles = 0;
 
   MONOMOE_HD constexpr int64_t before_gemms() const { return token_chunks + 1; }
+  MONOMOE_HD constexpr int64_t before_gemm2() const { return before_gemms() + blocks * gemm1_tiles; }
   MONOMOE_HD constexpr int64_t total() const { return before_gemms() + blocks * (gemm1_tiles + gemm2_tiles) + token_chunks; }
 };
 

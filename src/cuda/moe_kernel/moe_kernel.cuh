@@ -23,16 +23,20 @@ __device__ __forceinline__ void init_shared_storage(SharedStorage<C>& smem) {
   ptx::fence_mbarrier_init();
 }
 
-// The last thread block of the rank to leave makes the counters ready for the next call.
-__device__ __forceinline__ void leave(const Params& params, uint64_t epoch) {
+// The last thread block of the rank to leave makes the counters ready for the next launch: the call's second one, or the next call's.
+__device__ __forceinline__ void leave(const Params& params, uint64_t epoch, int64_t num_tokens) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   DeviceState* state = params.state;
   if (ptx::fetch_add_acq_rel_gpu(&state->blocks_left, 1) + 1 != gridDim.x) return;
+  state->blocks_left = 0;
+  if (params.phase == LaunchPhase::kFirst) {
+    state->next_task = second_launch_begin(params, ceil_div(num_tokens, token_chunk(num_tokens)));
+    return;
+  }
   state->next_task = 0;
   state->dispatch_done = 0;
   state->gemm1_done = 0;
-  state->blocks_left = 0;
   state->epoch = epoch;
 }
 
@@ -53,7 +57,7 @@ __global__ __launch_bounds__(kThreads, 1) void moe_kernel(const __grid_constant_
     ptx::setmaxnreg_inc<kMathRegisters>();
     math_role(params, smem, epoch, num_tokens, warpgroup - 1, static_cast<int>(threadIdx.x % 128));
   }
-  leave(params, epoch);
+  leave(params, epoch, num_tokens);
 }
 
 }  // namespace monomoe::cuda

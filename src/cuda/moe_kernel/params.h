@@ -33,6 +33,9 @@ struct DeviceError {
 enum class DeviceErrorCode : uint64_t { kNone = 0, kTimeout = 1, kBadExpertId = 2, kPeerAborted = 3, kLayerMismatch = 4, kTooManyTokens = 5 };
 enum class WaitFlag : uint64_t { kDrained = 1, kArrived = 2, kRoutesReady = 3, kBlockDone = 4, kArrivals = 5, kLayer = 6 };
 
+// The part of a call that a launch does: all of it, or what lies before GEMM2, or the rest.
+enum class LaunchPhase : int32_t { kWhole, kFirst, kSecond };
+
 struct Params {
   Problem problem;          // the layer's, with the workspace's topk, ranks, capacity
   ExpertLayout experts;
@@ -51,6 +54,7 @@ struct Params {
   uint64_t timeout_ns;
 
   // The call.
+  LaunchPhase phase;
   const int64_t* num_tokens_device;  // if not null the number of tokens is read here, else num_tokens
   int64_t num_tokens;
   const void* x;                     // bf16 [tokens, hidden], or e4m3 with x_scales

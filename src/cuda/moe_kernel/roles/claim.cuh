@@ -5,6 +5,7 @@
 // Ends when: the tickets are exhausted or the rank is aborted; an end task tells the other roles.
 #pragma once
 
+#include "cuda/moe_kernel/phase.cuh"
 #include "cuda/moe_kernel/shared_storage.cuh"
 #include "cuda/moe_kernel/waits.cuh"
 #include "plan/ring.h"
@@ -56,7 +57,8 @@ __device__ __forceinline__ void claim_role(const Params& params, SharedStorage<C
       routes_known = true;
       if (more) counts.blocks = __ldcg(reinterpret_cast<const int64_t*>(params.workspace + params.local.block_begin) + params.num_slots);
     }
-    const Task claimed = more ? task_at(counts, ticket) : Task{};
+    Task claimed = more ? task_at(counts, ticket) : Task{};
+    if (!is_of_this_launch(params, claimed.kind)) claimed = {};
     BlockTask& task = smem.queue[queue.slot];
     task.kind = static_cast<int32_t>(claimed.kind);
     task.index = claimed.index;
