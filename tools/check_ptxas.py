@@ -28,9 +28,12 @@ QGMMA = re.compile(r"\bQGMMA\.\S+\s+(?:gsb\d+\s+)?R\d+,\s*(R\d+|gdesc\S*)")
 
 
 def kernel_name(mangled: str) -> str:
-    """`moe_kernel_fp4` or `moe_kernel_fp8` from the template argument; other kernels keep their mangled name."""
-    match = re.search(r"moe_kernelINS0_6ConfigILb([01])E", mangled)
-    return f"moe_kernel_fp{8 if match[1] == '1' else 4}" if match else mangled
+    """`moe_kernel_fp4` from the template argument, `unfused_combine_kernel` from the name; others keep their mangled name."""
+    if match := re.search(r"moe_kernelINS0_6ConfigILb([01])E", mangled):
+        return f"moe_kernel_fp{8 if match[1] == '1' else 4}"
+    if match := re.search(r"7unfused.*?\d((?:[a-z]+_)+kernel)(?:ILb([01])E|E)", mangled):
+        return f"unfused_{match[1]}" + ("" if match[2] is None else f"_fp{8 if match[2] == '1' else 4}")
+    return mangled
 
 
 def read_log(text: str) -> dict[str, dict[str, int]]:
@@ -75,7 +78,7 @@ def compare(found: dict[str, dict[str, int]], table: dict[str, dict[str, int]]) 
 
 def check_instructions(sass: dict[str, dict[str, int]]) -> list[str]:
     faults = []
-    for name in ("moe_kernel_fp4", "moe_kernel_fp8"):
+    for name in ("moe_kernel_fp4", "moe_kernel_fp8", "unfused_gemm_kernel_fp4", "unfused_gemm_kernel_fp8"):
         counts = sass.get(name)
         if counts is None:
             faults.append(f"{name}: no machine code found")
@@ -114,7 +117,7 @@ def main() -> int:
     for name in sorted(found):
         print(f"{name}: {found[name]} QGMMA {sass.get(name, 'not read')}")
     if arguments.write:
-        TABLE.write_text(json.dumps({"nvcc": arguments.nvcc_version, "kernels": found}, indent=1) + "\n", encoding="utf-8")
+        TABLE.write_text(json.dumps({"nvcc": arguments.nvcc_version, "kernels": dict(sorted(found.items()))}, indent=1) + "\n", encoding="utf-8")
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     if table["nvcc"] == arguments.nvcc_version:
         faults += compare(found, table["kernels"])

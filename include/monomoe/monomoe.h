@@ -188,7 +188,7 @@ MONOMOE_API monomoe_status monomoe_forward(const monomoe_weights* weights, monom
 // after timeout_ms, naming it.
 // CUDA backend, stream: a cudaStream_t of the rank's GPU (the default stream is cudaStreamLegacy here). The launch, or the launches, are enqueued there: no wait,
 // no allocation, times 0, every pointer GPU memory; it may be captured in a CUDA graph from the first call on. All ranks of a call give a
-// stream, ranks of one GPU different ones and none hundreds of calls ahead of the others, for they share the GPU's launch queue. A rank that
+// stream, ranks of one GPU different ones and none hundreds of launches ahead of the others, for they share the GPU's launch queue. A rank that
 // is refused returns MONOMOE_USAGE and takes part without tokens, so the others' call is whole; while its stream is captured it enqueues
 // nothing. What fails later is told by monomoe_workspace_status and the next call.
 MONOMOE_API monomoe_status monomoe_forward_rank(const monomoe_weights* weights, monomoe_workspace* workspace, int32_t rank,

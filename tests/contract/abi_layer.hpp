@@ -28,7 +28,7 @@ using WeightsHandle = std::unique_ptr<monomoe_weights, WeightsCloser>;
 using WorkspaceHandle = std::unique_ptr<monomoe_workspace, WorkspaceCloser>;
 
 monomoe_backend backend_named(const std::string& name);
-// The backend and launch the suites run on: the environment's MONOMOE_CONTRACT_BACKEND, cpu, cuda, cuda:split or cuda:unfused; else cpu.
+// The backend and launch the suites run on: the environment's MONOMOE_CONTRACT_BACKEND, cpu, cuda, cuda:one, cuda:split or cuda:unfused; else cpu.
 std::string suite_backend();
 monomoe_launch suite_launch();
 
