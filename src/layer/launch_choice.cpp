@@ -27,16 +27,19 @@ Result<cuda::LaunchVariant> from_abi(int number, cuda::LaunchVariant automatic, 
 Result<cuda::LaunchVariant> choose_launch(const monomoe_context& context, const monomoe_launch& field, std::string_view argument) {
   auto launch = from_abi(enum_number(field), context.launch, argument);
   if (!launch || launch.value() == cuda::LaunchVariant::kOne || context.cuda != nullptr) return launch;
-  const std::string sentence = fmt::format("{}->launch is {}, which backend cuda alone has ({}); use launch auto or one, or backend cuda", argument,
-                                           launch_word(launch.value()), context.why);
+  const std::string sentence = fmt::format("{}->launch is {}, which backend cuda alone has ({}); use launch auto or one, or backend cuda",
+                                           argument, launch_word(launch.value()), context.why);
   return context.asked == MONOMOE_BACKEND_CPU ? usage_error(sentence) : unavailable(sentence);
 }
 
 const char* launch_word(cuda::LaunchVariant launch) {
   switch (launch) {
-    case cuda::LaunchVariant::kOne: return "one";
-    case cuda::LaunchVariant::kSplit: return "split";
-    case cuda::LaunchVariant::kUnfused: break;
+    case cuda::LaunchVariant::kOne:
+      return "one";
+    case cuda::LaunchVariant::kSplit:
+      return "split";
+    case cuda::LaunchVariant::kUnfused:
+      break;
   }
   return "unfused";
 }

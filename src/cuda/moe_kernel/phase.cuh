@@ -1,5 +1,5 @@
-// A call as two launches of the kernel on one stream: the first ends before GEMM2, the second begins there. Between them the counters stay as
-// they are; only the claim counter, which ran ahead, is set to the first task of the second launch.
+// A call as two launches of the kernel on one stream: the first ends before GEMM2, the second begins there. Between them the counters stay
+// as they are; only the claim counter, which ran ahead, is set to the first task of the second launch.
 #pragma once
 
 #include "cuda/moe_kernel/waits.cuh"

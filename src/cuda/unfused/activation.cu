@@ -1,4 +1,5 @@
-// The activation: GEMM1's fp32 sums -> SwiGLU -> the quantised intermediate, route weight in its scale. A warp for each 128 channels of a route.
+// The activation: GEMM1's fp32 sums -> SwiGLU -> the quantised intermediate, route weight in its scale. A warp for each 128 channels of a
+// route.
 #include "cuda/unfused/common.cuh"
 #include "cuda/unfused/quantise.cuh"
 #include "numerics/swiglu.h"
@@ -38,11 +39,13 @@ __global__ __launch_bounds__(kThreads) void activation_kernel(const __grid_const
   }
 }
 
-}  // namespace
-
-Result<void> activate(const UnfusedParams& params, int thread_blocks, cudaStream_t stream) {
+Result<void> launch_activate(const UnfusedParams& params, int thread_blocks, cudaStream_t stream) {
   activation_kernel<<<thread_blocks * kBlocksPerShare, kThreads, 0, stream>>>(params);
   return launched("the activation");
 }
+
+}  // namespace
+
+const Step kActivate{load<activation_kernel>, launch_activate};
 
 }  // namespace monomoe::cuda::unfused

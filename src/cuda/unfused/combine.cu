@@ -1,4 +1,5 @@
-// Combine: a thread block sums a token's live contributions in slot order from +0 in fp32 and rounds once. All of them are here: await_contributions.
+// Combine: a thread block sums a token's live contributions in slot order from +0 in fp32 and rounds once. All of them are here:
+// await_contributions.
 #include "cuda/unfused/common.cuh"
 #include "numerics/bf16.h"
 #include "numerics/fp32.h"
@@ -34,11 +35,13 @@ __global__ __launch_bounds__(kThreads) void combine_kernel(const __grid_constant
   }
 }
 
-}  // namespace
-
-Result<void> combine(const UnfusedParams& params, int thread_blocks, cudaStream_t stream) {
+Result<void> launch_combine(const UnfusedParams& params, int thread_blocks, cudaStream_t stream) {
   combine_kernel<<<thread_blocks * kBlocksPerShare, kThreads, 0, stream>>>(params);
   return launched("combine");
 }
+
+}  // namespace
+
+const Step kCombine{load<combine_kernel>, launch_combine};
 
 }  // namespace monomoe::cuda::unfused

@@ -86,11 +86,13 @@ __global__ __launch_bounds__(kThreads) void dispatch_kernel(const __grid_constan
   __threadfence_system();
 }
 
-}  // namespace
-
-Result<void> dispatch(const UnfusedParams& params, int thread_blocks, cudaStream_t stream) {
+Result<void> launch_dispatch(const UnfusedParams& params, int thread_blocks, cudaStream_t stream) {
   dispatch_kernel<<<thread_blocks * kBlocksPerShare, kThreads, 0, stream>>>(params);
   return launched("dispatch");
 }
+
+}  // namespace
+
+const Step kDispatch{load<dispatch_kernel>, launch_dispatch};
 
 }  // namespace monomoe::cuda::unfused

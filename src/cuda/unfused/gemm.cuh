@@ -1,5 +1,5 @@
-// The grouped GEMM of the unfused path: [128 tokens x K] times [K x 128 packed weight rows], finished sums in fp32. Tokens are WGMMA's M operand,
-// both operands come from shared memory, FP4 is expanded there first. Two stages: while one is multiplied the next is copied.
+// The grouped GEMM of the unfused path: [128 tokens x K] times [K x 128 packed weight rows], finished sums in fp32. Tokens are WGMMA's M
+// operand, both operands come from shared memory, FP4 is expanded there first. Two stages: while one is multiplied the next is copied.
 #pragma once
 
 #include "cuda/ptx/copy.cuh"
@@ -15,7 +15,7 @@ inline constexpr int kTileTokens = static_cast<int>(kUnfusedTokenBlock);
 inline constexpr int kColumns = kHalfRows;  // packed weight rows of a tile
 inline constexpr int kChunk = 64;           // of them, in one WGMMA
 inline constexpr int kChunks = kColumns / kChunk;
-inline constexpr int kScaleBytes = 256;     // values of an FP4 scale byte
+inline constexpr int kScaleBytes = 256;  // values of an FP4 scale byte
 static_assert(kThreads == 2 * kTileTokens, "a warpgroup for each 64 tokens");
 
 template <bool kIsFp8>
@@ -88,7 +88,8 @@ __device__ __forceinline__ void build_tables(const Params& call, GemmShared<fals
   const int scale = static_cast<int>(threadIdx.x);
 #pragma unroll
   for (int side = 0; side < 2; ++side) {
-    shared.tables[side][scale] = make_uint2(magnitudes(call.problem.weights, 0, scale, shift[side]), magnitudes(call.problem.weights, 4, scale, shift[side]));
+    shared.tables[side][scale] =
+        make_uint2(magnitudes(call.problem.weights, 0, scale, shift[side]), magnitudes(call.problem.weights, 4, scale, shift[side]));
   }
 }
 
@@ -129,7 +130,9 @@ __device__ __forceinline__ void expand_half(GemmShared<false>& shared, int stage
 template <bool kIsFp8>
 __device__ __forceinline__ float2 block_scales(const Params& call, const GemmTile& tile, int64_t k_block) {
   if constexpr (!kIsFp8) return make_float2(1.0f, 1.0f);
-  const auto scale_at = [&](int64_t begin, int64_t row) { return __ldg(reinterpret_cast<const float*>(tile.expert + begin) + row * tile.k_blocks + k_block); };
+  const auto scale_at = [&](int64_t begin, int64_t row) {
+    return __ldg(reinterpret_cast<const float*>(tile.expert + begin) + row * tile.k_blocks + k_block);
+  };
   if (tile.down) {
     const float scale = scale_at(call.experts.down_scales_begin, tile.half);
     return make_float2(scale, scale);
@@ -140,7 +143,8 @@ __device__ __forceinline__ float2 block_scales(const Params& call, const GemmTil
 // One chunk of columns of one K block: four k32 steps from zero, then the promotion. A thread holds tokens g and g + 8 (sums 4j, 4j + 1 and
 // 4j + 2, 4j + 3) of columns 8j + 2t and + 1: j even is gate, odd is up.
 template <bool kIsFp8>
-__device__ __forceinline__ void multiply_chunk(float (&sum)[kChunk / 2], uint64_t tokens, uint64_t weights, const float (&token_scale)[2], float2 block_scale) {
+__device__ __forceinline__ void multiply_chunk(float (&sum)[kChunk / 2], uint64_t tokens, uint64_t weights, const float (&token_scale)[2],
+                                               float2 block_scale) {
   float partial[kChunk / 2];
   ptx::wgmma_fence();
 #pragma unroll
@@ -184,7 +188,8 @@ __device__ __forceinline__ void multiply(const Params& call, GemmShared<kIsFp8>&
       const float token_scale[2] = {shared.scales[stage][row], shared.scales[stage][row + 8]};
       const float2 scale = block_scales<kIsFp8>(call, tile, k_block);
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) multiply_chunk<kIsFp8>(sums.value[c], tokens, weights + c * (kChunk * 128 / 16), token_scale, scale);
+      for (int c = 0; c < kChunks; ++c)
+        multiply_chunk<kIsFp8>(sums.value[c], tokens, weights + c * (kChunk * 128 / 16), token_scale, scale);
     }
     __syncthreads();  // the stage, and the expanded weights, may be overwritten
   }
@@ -194,9 +199,11 @@ __device__ __forceinline__ void multiply(const Params& call, GemmShared<kIsFp8>&
 __device__ __forceinline__ void store_sums(const UnfusedParams& params, const GemmTile& tile, const TileSums& sums) {
   const Problem& p = params.call.problem;
   const auto* header = reinterpret_cast<const PackedExpertHeader*>(tile.expert);
-  const float multiplier[2] = {tile.down ? header->down_multiplier : header->gate_multiplier, tile.down ? header->down_multiplier : header->up_multiplier};
+  const float multiplier[2] = {tile.down ? header->down_multiplier : header->gate_multiplier,
+                               tile.down ? header->down_multiplier : header->up_multiplier};
   const int64_t columns = tile.down ? p.hidden : 2 * p.padded_intermediate();
-  const int first = static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4, pair = static_cast<int>(threadIdx.x) % 4;
+  const int first = static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4,
+            pair = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
   for (int side = 0; side < 2; ++side) {
     const int row = first + 8 * side;
@@ -207,7 +214,8 @@ __device__ __forceinline__ void store_sums(const UnfusedParams& params, const Ge
 #pragma unroll
       for (int j = 0; j < kChunk / 8; ++j) {
         const float* v = sums.value[c] + 4 * j + 2 * side;
-        *reinterpret_cast<float2*>(out + c * kChunk + 8 * j) = make_float2(mul_rn(v[0], multiplier[j % 2]), mul_rn(v[1], multiplier[j % 2]));
+        *reinterpret_cast<float2*>(out + c * kChunk + 8 * j) =
+            make_float2(mul_rn(v[0], multiplier[j % 2]), mul_rn(v[1], multiplier[j % 2]));
       }
     }
   }
@@ -233,7 +241,8 @@ __global__ __launch_bounds__(kThreads, 2) void gemm_kernel(const __grid_constant
 
 template <bool kIsFp8>
 Result<void> prepare_gemm() {
-  return check(cudaFuncSetAttribute(gemm_kernel<kIsFp8>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(GemmShared<kIsFp8>)), "asking for shared memory");
+  return check(cudaFuncSetAttribute(gemm_kernel<kIsFp8>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(GemmShared<kIsFp8>)),
+               "asking for shared memory");
 }
 
 template <bool kIsFp8>

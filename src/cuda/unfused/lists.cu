@@ -1,5 +1,5 @@
-// Route lists: a thread block for each expert of the rank. It counts the routes of all experts, so it knows where its own list begins, and goes
-// over them again to write its own in the canonical order (source rank, token, slot).
+// Route lists: a thread block for each expert of the rank. It counts the routes of all experts, so it knows where its own list begins, and
+// goes over them again to write its own in the canonical order (source rank, token, slot).
 #include "cuda/unfused/common.cuh"
 
 namespace monomoe::cuda::unfused {
@@ -90,11 +90,13 @@ __global__ __launch_bounds__(kListThreads) void list_kernel(const __grid_constan
   write_list(call, own, route_begin);
 }
 
-}  // namespace
-
-Result<void> list_routes(const UnfusedParams& params, int, cudaStream_t stream) {
+Result<void> launch_list_routes(const UnfusedParams& params, int, cudaStream_t stream) {
   list_kernel<<<static_cast<unsigned>(max_of(params.call.num_slots, 1)), kListThreads, 0, stream>>>(params);
   return launched("the route lists");
 }
+
+}  // namespace
+
+const Step kListRoutes{load<list_kernel>, launch_list_routes};
 
 }  // namespace monomoe::cuda::unfused

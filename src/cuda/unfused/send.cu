@@ -33,11 +33,13 @@ __global__ __launch_bounds__(kThreads) void send_kernel(const __grid_constant__ 
   }
 }
 
-}  // namespace
-
-Result<void> send(const UnfusedParams& params, int thread_blocks, cudaStream_t stream) {
+Result<void> launch_send(const UnfusedParams& params, int thread_blocks, cudaStream_t stream) {
   send_kernel<<<thread_blocks * kBlocksPerShare, kThreads, 0, stream>>>(params);
   return launched("the contributions");
 }
+
+}  // namespace
+
+const Step kSend{load<send_kernel>, launch_send};
 
 }  // namespace monomoe::cuda::unfused

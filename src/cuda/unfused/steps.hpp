@@ -1,5 +1,5 @@
-// The launches of a call on the unfused path, in order. A kernel that waits for another rank is one thread block, so that the kernels it waits
-// for find room on the same GPU; all others wait for nothing. Once a rank has given up, each of its kernels leaves at once.
+// The launches of a call on the unfused path, in order. A kernel that waits for another rank is one thread block, so that the kernels it
+// waits for find room on the same GPU; all others wait for nothing. Once a rank has given up, each of its kernels leaves at once.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,23 +9,24 @@
 
 namespace monomoe::cuda::unfused {
 
-// thread_blocks: the rank's share of the multiprocessors.
-using Step = Result<void> (*)(const UnfusedParams& params, int thread_blocks, cudaStream_t stream);
+struct Step {
+  Result<void> (*prepare)();  // once per device, before any launch on it
+  // thread_blocks: the rank's share of the multiprocessors.
+  Result<void> (*launch)(const UnfusedParams& params, int thread_blocks, cudaStream_t stream);
+};
 
-Result<void> await_drained(const UnfusedParams& params, int thread_blocks, cudaStream_t stream);        // waits
-Result<void> dispatch(const UnfusedParams& params, int thread_blocks, cudaStream_t stream);
-Result<void> await_arrived(const UnfusedParams& params, int thread_blocks, cudaStream_t stream);        // waits
-Result<void> list_routes(const UnfusedParams& params, int thread_blocks, cudaStream_t stream);
-Result<void> gemm1(const UnfusedParams& params, int thread_blocks, cudaStream_t stream);
-Result<void> activate(const UnfusedParams& params, int thread_blocks, cudaStream_t stream);
-Result<void> gemm2(const UnfusedParams& params, int thread_blocks, cudaStream_t stream);
-Result<void> send(const UnfusedParams& params, int thread_blocks, cudaStream_t stream);
-Result<void> await_contributions(const UnfusedParams& params, int thread_blocks, cudaStream_t stream);  // waits
-Result<void> combine(const UnfusedParams& params, int thread_blocks, cudaStream_t stream);
+extern const Step kAwaitDrained;  // waits
+extern const Step kDispatch;
+extern const Step kAwaitArrived;  // waits
+extern const Step kListRoutes;
+extern const Step kGemm1;
+extern const Step kActivate;
+extern const Step kGemm2;
+extern const Step kSend;
+extern const Step kAwaitContributions;  // waits
+extern const Step kCombine;
 
-inline constexpr Step kSteps[] = {await_drained, dispatch, await_arrived, list_routes, gemm1, activate, gemm2, send, await_contributions, combine};
-
-// Once per device: shared memory beyond the default.
-Result<void> prepare();
+inline constexpr const Step* kSteps[] = {&kAwaitDrained, &kDispatch, &kAwaitArrived, &kListRoutes,         &kGemm1,
+                                         &kActivate,     &kGemm2,    &kSend,         &kAwaitContributions, &kCombine};
 
 }  // namespace monomoe::cuda::unfused

@@ -46,7 +46,8 @@ __global__ __launch_bounds__(kMaxRanks) void await_arrived_kernel(const __grid_c
       static_cast<uint64_t>(src), 0);
   const uint64_t tag = ptx::load_relaxed_system(&flags->layer[src]);
   if (!here || tag == call.layer_tag) return;
-  raise_error(call, DeviceErrorCode::kLayerMismatch, TaskKind::kRoutes, WaitFlag::kLayer, static_cast<uint64_t>(src), call.layer_tag, tag, 0);
+  raise_error(call, DeviceErrorCode::kLayerMismatch, TaskKind::kRoutes, WaitFlag::kLayer, static_cast<uint64_t>(src), call.layer_tag, tag,
+              0);
 }
 
 __device__ uint64_t pieces_of_token(const Params& call, int64_t token) {
@@ -71,21 +72,25 @@ __global__ __launch_bounds__(kTokenThreads) void await_contributions_kernel(cons
   if (threadIdx.x == 0) call.state->epoch = epoch_of(call);
 }
 
-}  // namespace
-
-Result<void> await_drained(const UnfusedParams& params, int, cudaStream_t stream) {
+Result<void> launch_await_drained(const UnfusedParams& params, int, cudaStream_t stream) {
   await_drained_kernel<<<1, kMaxRanks, 0, stream>>>(params);
   return launched("the wait for drained rows");
 }
 
-Result<void> await_arrived(const UnfusedParams& params, int, cudaStream_t stream) {
+Result<void> launch_await_arrived(const UnfusedParams& params, int, cudaStream_t stream) {
   await_arrived_kernel<<<1, kMaxRanks, 0, stream>>>(params);
   return launched("the wait for rows");
 }
 
-Result<void> await_contributions(const UnfusedParams& params, int, cudaStream_t stream) {
+Result<void> launch_await_contributions(const UnfusedParams& params, int, cudaStream_t stream) {
   await_contributions_kernel<<<1, kTokenThreads, 0, stream>>>(params);
   return launched("the wait for contributions");
 }
+
+}  // namespace
+
+const Step kAwaitDrained{load<await_drained_kernel>, launch_await_drained};
+const Step kAwaitArrived{load<await_arrived_kernel>, launch_await_arrived};
+const Step kAwaitContributions{load<await_contributions_kernel>, launch_await_contributions};
 
 }  // namespace monomoe::cuda::unfused
