@@ -1,6 +1,7 @@
 // Times the kernel of one rank as in an 8-rank group: all of the rank's experts are local and tokens are routed among them. Cold L2, median,
-// beside a plain read of the weights. Usage: gpu_layer [flash] [pro] [mimo] [nvfp4] [fp8] [mxfp4] [trace] [tokens ...]: shapes, and
-// if given only those formats and token counts; trace: where one more launch spends its time, and a Chrome trace in trace-*.json.
+// beside a plain read of the weights. Usage: gpu_layer [flash] [pro] [mimo] [one] [split] [unfused] [nvfp4] [fp8] [mxfp4] [trace] [tokens ...]:
+// shapes, and if given only those launches (else one), formats (else nvfp4, fp8) and token counts; trace: where one more launch spends its
+// time, and a Chrome trace in trace-*.json.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -90,7 +91,12 @@ cuda::DeviceBuffer upload(const void* data, int64_t bytes) {
   return buffer;
 }
 
-void bench(const Shape& shape, WeightFormat format, const char* format_name, int sms, bool trace) {
+struct NamedLaunch {
+  const char* name;
+  cuda::LaunchVariant variant;
+};
+
+void bench(const Shape& shape, WeightFormat format, const char* format_name, const NamedLaunch& launch, int sms, bool trace) {
   constexpr int kDistinct = 2;  // experts that differ; the others repeat them at other addresses
   Problem problem{shape.hidden, shape.intermediate, shape.experts, shape.topk, 1, shape.tokens.back(), format};
   const ExpertLayout layout = expert_layout(problem);
@@ -104,7 +110,7 @@ void bench(const Shape& shape, WeightFormat format, const char* format_name, int
   const PlacementTable placement = must(PlacementTable::even(shape.experts, 1));
   const auto weights = must(cuda::RankWeights::make(problem, placement, 0));
   for (int32_t e = 0; e < weights.num_slots(); ++e) must(weights.upload(e, packed[e % kDistinct].data()));
-  const auto workspace = must(cuda::RankWorkspace::make(problem, shape.experts));
+  const auto workspace = must(cuda::RankWorkspace::make(problem, shape.experts, launch.variant));
   const int64_t most = shape.tokens.back();
   std::vector<uint16_t> x(most * shape.hidden);
   for (size_t i = 0; i < x.size(); ++i) {
@@ -169,15 +175,17 @@ void bench(const Shape& shape, WeightFormat format, const char* format_name, int
   std::printf("%-6s %-6s plain read of all weights: %.1f us for %.0f MB\n", shape.name, format_name, read_us[4], weights.num_slots() * layout.bytes * 1e-6);
   for (const int64_t tokens : shape.tokens) {
     p.num_tokens = tokens;
+    const cuda::RankLaunch call{launch.variant, p, sms, workspace.unfused(), shape.experts};
     std::vector<float> us;
     for (int i = 0; i < 14; ++i) {
       read_memory(flush.data(), flush.bytes(), reinterpret_cast<uint32_t*>(sink.data()), sms, nullptr);
       cudaEventRecord(begin);
-      must(cuda::launch_moe_kernel(p, sms, nullptr));
+      for (int part = 0; part < cuda::num_launches(launch.variant); ++part) must(cuda::launch_part(call, part, nullptr));
       cudaEventRecord(end);
       must(cuda::check(cudaDeviceSynchronize(), "running the kernel"));
       if (workspace.error()->code != 0) {
-        std::printf("%s %s M=%lld: error record code %llu\n", shape.name, format_name, (long long)tokens, (unsigned long long)workspace.error()->code);
+        std::printf("%s %s %s M=%lld: error record code %llu\n", shape.name, format_name, launch.name, (long long)tokens,
+                    (unsigned long long)workspace.error()->code);
         return;
       }
       float ms;
@@ -185,15 +193,17 @@ void bench(const Shape& shape, WeightFormat format, const char* format_name, int
       if (i >= 2) us.push_back(ms * 1000.0f);
     }
     std::sort(us.begin(), us.end());
-    std::printf("%-6s %-6s M=%-5lld median %8.1f us  min %8.1f us\n", shape.name, format_name, (long long)tokens, us[us.size() / 2], us[0]);
-    if (trace) {
+    std::printf("%-6s %-6s %-8s M=%-5lld median %8.1f us  min %8.1f us\n", shape.name, format_name, launch.name, (long long)tokens, us[us.size() / 2],
+                us[0]);
+    if (trace && launch.variant == cuda::LaunchVariant::kOne) {
       auto buffer = must(cuda::DeviceBuffer::make(sizeof(cuda::TraceEvent) * kTraceEvents * sms, "trace"));
       std::vector<cuda::TraceEvent> events(kTraceEvents * sms);
       must(cuda::check(cudaMemset(buffer.data(), 0, buffer.bytes()), "clearing the trace"));
       read_memory(flush.data(), flush.bytes(), reinterpret_cast<uint32_t*>(sink.data()), sms, nullptr);
       p.trace = reinterpret_cast<cuda::TraceEvent*>(buffer.data());
       p.trace_events = kTraceEvents;
-      must(cuda::launch_moe_kernel(p, sms, nullptr));
+      const cuda::RankLaunch traced{launch.variant, p, sms, workspace.unfused(), shape.experts};
+      for (int part = 0; part < cuda::num_launches(launch.variant); ++part) must(cuda::launch_part(traced, part, nullptr));
       p.trace = nullptr;
       must(cuda::check(cudaMemcpy(events.data(), buffer.data(), buffer.bytes(), cudaMemcpyDeviceToHost), "reading the trace"));
       report_trace(events, sms, std::string("trace-") + shape.name + "-" + format_name + "-" + std::to_string(tokens) + ".json");
@@ -222,11 +232,17 @@ int main(int argc, char** argv) {
     if (const long long count = std::atoll(argv[arg]); count > 0) tokens.push_back(count);
   }
   const bool any_format = given("nvfp4") || given("fp8") || given("mxfp4");
+  const NamedLaunch launches[] = {
+      {"one", cuda::LaunchVariant::kOne}, {"split", cuda::LaunchVariant::kSplit}, {"unfused", cuda::LaunchVariant::kUnfused}};
+  const bool by_name = std::ranges::any_of(launches, [&](const NamedLaunch& launch) { return given(launch.name); });
   for (Shape shape : shapes) {
     if (!given(shape.name)) continue;
     if (!tokens.empty()) shape.tokens = tokens;
-    if (!any_format || given("nvfp4")) bench(shape, WeightFormat::kNvfp4, "nvfp4", device.multiProcessorCount, given("trace"));
-    if (!any_format || given("fp8")) bench(shape, WeightFormat::kFp8, "fp8", device.multiProcessorCount, given("trace"));
-    if (given("mxfp4")) bench(shape, WeightFormat::kMxfp4, "mxfp4", device.multiProcessorCount, given("trace"));
+    for (const NamedLaunch& launch : launches) {
+      if (by_name ? !given(launch.name) : launch.variant != cuda::LaunchVariant::kOne) continue;
+      if (!any_format || given("nvfp4")) bench(shape, WeightFormat::kNvfp4, "nvfp4", launch, device.multiProcessorCount, given("trace"));
+      if (!any_format || given("fp8")) bench(shape, WeightFormat::kFp8, "fp8", launch, device.multiProcessorCount, given("trace"));
+      if (given("mxfp4")) bench(shape, WeightFormat::kMxfp4, "mxfp4", launch, device.multiProcessorCount, given("trace"));
+    }
   }
 }

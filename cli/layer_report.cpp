@@ -21,7 +21,8 @@ Json count_summary(const std::vector<int64_t>& counts, std::span<const int64_t> 
 Json backend_json(const LayerJob& job) {
   return {{"requested", job.options.context.backend},
           {"taken", backend_word(monomoe_context_backend(job.context.get(), nullptr))},
-          {"why", job.backend_why}};
+          {"why", job.backend_why},
+          {"launch", job.options.context.launch}};
 }
 
 Json job_json(const LayerJob& job, const char* command) {

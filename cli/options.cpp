@@ -18,6 +18,16 @@
 
 namespace monomoe::cli {
 
+namespace {
+
+monomoe_launch launch_from_word(const std::string& word) {
+  if (word == "one") return MONOMOE_LAUNCH_ONE;
+  if (word == "split") return MONOMOE_LAUNCH_SPLIT;
+  return word == "unfused" ? MONOMOE_LAUNCH_UNFUSED : MONOMOE_LAUNCH_AUTO;
+}
+
+}  // namespace
+
 monomoe_context_options ContextOptions::view(int32_t num_ranks) const {
   monomoe_context_options options = {};
   options.struct_size = sizeof(options);
@@ -26,6 +36,7 @@ monomoe_context_options ContextOptions::view(int32_t num_ranks) const {
   options.num_threads = threads;
   options.vector_bits = vector_bits;
   options.timeout_ms = static_cast<uint32_t>(std::lround(timeout_seconds * 1000));
+  options.launch = launch_from_word(launch);
   return options;
 }
 
@@ -40,6 +51,8 @@ std::vector<CLI::Option*> add_context_options(CLI::App& parser, ContextOptions& 
   return {
       parser.add_option("--backend", options.backend, "auto (the best this machine runs), cpu or cuda")
           ->check(CLI::IsMember({"auto", "cpu", "cuda"})),
+      parser.add_option("--launch", options.launch, "of backend cuda: one launch a call, split (two) or unfused (a kernel a step); same bits [auto: one]")
+          ->check(CLI::IsMember({"auto", "one", "split", "unfused"})),
       parser.add_option("--threads", options.threads, "CPU threads over all ranks; at least one a rank [one per core]")
           ->check(CLI::Range(1, 4096)),
       parser.add_option("--vector-bits", options.vector_bits, "CPU vector width [widest here]; the result's bits do not depend on it")

@@ -17,7 +17,7 @@ namespace monomoe::cli {
 
 // The machine a command computes on.
 struct ContextOptions {
-  std::string backend = "auto";
+  std::string backend = "auto", launch = "auto";
   int32_t threads = 0, vector_bits = 0;
   double timeout_seconds = 3600;
 

@@ -75,7 +75,7 @@ def main() -> int:
     for name in sorted(found):
         print(f"{name}: {found[name]}")
     if arguments.write:
-        TABLE.write_text(json.dumps({"nvcc": arguments.nvcc_version, "kernels": found}, indent=1) + "\n", encoding="utf-8")
+        TABLE.write_text(json.dumps({"nvcc": arguments.nvcc_version, "kernels": dict(sorted(found.items()))}, indent=1) + "\n", encoding="utf-8")
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     if table["nvcc"] == arguments.nvcc_version:
         faults += compare(found, table["kernels"])

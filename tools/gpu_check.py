@@ -18,10 +18,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = sorted((ROOT / "tests" / "cases").glob("*.txt"))
-MEMCHECK_TESTS = "Graphs.OneGraphForEachOfThreeRanks:Faults.TooMany*:Faults.Pointers*"
-BENCH = re.compile(r"^(\w+)\s+(\w+)\s+M=(\d+)\s+median\s+([\d.]+) us\s+min\s+([\d.]+) us", re.MULTILINE)
+MEMCHECK_TESTS = "*Graphs.OneGraphForEachOfThreeRanks/*:*Faults.TooMany*:*Faults.Pointers*"
+LAUNCHES = ("one", "split", "unfused")
+BENCH = re.compile(r"^(\w+)\s+(\w+)\s+(\w+)\s+M=(\d+)\s+median\s+([\d.]+) us\s+min\s+([\d.]+) us", re.MULTILINE)
 GTEST = re.compile(r"\[\s+(OK|FAILED|SKIPPED)\s+\] ([\w/.]+) \((\d+) ms\)")
-CASE = re.compile(r"^(ok|FAILED) (.*) \((\d+) differ, ([\d.]+) us\)$", re.MULTILINE)
+CASE = re.compile(r"^(ok|FAILED) launch=(\w+) (.*) \((\d+) differ, ([\d.]+) us\)$", re.MULTILINE)
 
 
 def run(command: list[str], limit_s: int, **variables: str) -> tuple[int, str, float]:
@@ -47,8 +48,8 @@ def googletest(program: Path, limit_s: int, arguments: list[str] | None = None, 
 
 
 def kernel_check(program: Path) -> dict:
-    code, output, seconds = run([str(program), *map(str, CASES)], 300)
-    cases = [{"case": line, "differ": int(differ), "best_us": float(us)} for _, line, differ, us in CASE.findall(output)]
+    code, output, seconds = run([str(program), *map(str, CASES)], 500)
+    cases = [{"case": line, "launch": launch, "differ": int(differ), "best_us": float(us)} for _, launch, line, differ, us in CASE.findall(output)]
     ok = code == 0 and bool(cases)
     return {"ok": ok, "exit": code, "seconds": round(seconds, 2), "cases": cases} | tail_if_failed(ok, output)
 
@@ -87,9 +88,9 @@ def memcheck(program: Path) -> dict:
 
 
 def bench(program: Path) -> dict:
-    code, output, seconds = run([str(program), "flash"], 120)
-    rows = [{"shape": shape, "format": kind, "tokens": int(tokens), "median_us": float(median), "min_us": float(least)}
-            for shape, kind, tokens, median, least in BENCH.findall(output)]
+    code, output, seconds = run([str(program), "flash", *LAUNCHES], 240)
+    rows = [{"shape": shape, "format": kind, "launch": launch, "tokens": int(tokens), "median_us": float(median), "min_us": float(least)}
+            for shape, kind, launch, tokens, median, least in BENCH.findall(output)]
     ok = code == 0 and bool(rows)
     return {"ok": ok, "exit": code, "seconds": round(seconds, 2), "rows": rows} | tail_if_failed(ok, output)
 
@@ -130,7 +131,9 @@ def main() -> int:
         return 4
     steps = {
         "contract": lambda: googletest(programs["contract"], 300, MONOMOE_CONTRACT_BACKEND="cuda"),
-        "calls": lambda: googletest(programs["cuda_calls"], 240),
+        "contract_split": lambda: googletest(programs["contract"], 300, MONOMOE_CONTRACT_BACKEND="cuda:split"),
+        "contract_unfused": lambda: googletest(programs["contract"], 300, MONOMOE_CONTRACT_BACKEND="cuda:unfused"),
+        "calls": lambda: googletest(programs["cuda_calls"], 400),
         "kernel_check": lambda: kernel_check(programs["kernel_check"]),
         "verify_cases": lambda: verify_cases(programs["monomoe"]),
         "verify_examples": lambda: verify_examples(programs["monomoe"]),

@@ -26,18 +26,28 @@ class Kernel:
 # Every fault is reported through memory, so that the CUDA context survives: no trap (BPT). The ring is filled by bulk copies (UBLKCP).
 EVERY_MOE_KERNEL = {"BPT": NONE, "UBLKCP": SOME}
 
+UNFUSED = ("activation", "await_arrived", "await_contributions", "await_drained", "combine", "dispatch", "list", "send")
+
 KERNELS = (
-    # Weights are M and are expanded from 4 bits in registers: A never goes through shared memory.
+    # Few tokens: weights are M and are expanded from 4 bits in registers, so A comes from registers. Many: tokens are M, from shared memory.
     Kernel(
         "moe_kernel_fp4",
         r"moe_kernelINS0_6ConfigILb0E",
-        EVERY_MOE_KERNEL | {f"QGMMA 64x{tokens}x32 register A": BLOCK for tokens in (8, 16, 32, 64)} | {"QGMMA * shared A": NONE},
+        EVERY_MOE_KERNEL | {f"QGMMA 64x{tokens}x32 register A": BLOCK for tokens in (8, 16, 32, 48, 64)} | {"QGMMA 64x128x32 shared A": BLOCK},
     ),
-    # Weights are M and lie in shared memory as they came.
+    # Weights (few tokens) or tokens (many) are M; both operands lie in shared memory as they came.
     Kernel(
         "moe_kernel_fp8",
         r"moe_kernelINS0_6ConfigILb1E",
-        EVERY_MOE_KERNEL | {f"QGMMA 64x{tokens}x32 shared A": BLOCK for tokens in (8, 16, 32, 64)} | {"QGMMA * register A": NONE},
+        EVERY_MOE_KERNEL | {f"QGMMA 64x{tokens}x32 shared A": BLOCK for tokens in (8, 16, 32, 48, 64, 128)} | {"QGMMA * register A": NONE},
+    ),
+    *(
+        Kernel(f"unfused_{name}_kernel", rf"7unfused.*?\d{name}_kernelE", {"BPT": NONE})
+        for name in UNFUSED
+    ),
+    *(
+        Kernel(f"unfused_gemm_kernel_fp{bits}", rf"7unfused.*?\dgemm_kernelILb{fp8}E", {"BPT": NONE, "QGMMA * shared A": SOME})
+        for bits, fp8 in ((4, 0), (8, 1))
     ),
 )
 

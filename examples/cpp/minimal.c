@@ -21,7 +21,7 @@ int main(void) {
   const monomoe_matrix matrix = {MONOMOE_FP8, MONOMOE_SCALE_F32, kSize, kSize, ones, &scale, 0.0f};
   const monomoe_expert expert = {matrix, matrix, matrix};
 
-  monomoe_context_options options = {sizeof(options), MONOMOE_BACKEND_AUTO, 1, 1, 0, 0};
+  monomoe_context_options options = {sizeof(options), MONOMOE_BACKEND_AUTO, 1, 1, 0, 0, MONOMOE_LAUNCH_AUTO};
   monomoe_context* context = NULL;
   check(monomoe_context_create(&options, &context));
 
@@ -29,7 +29,7 @@ int main(void) {
   monomoe_weights* weights = NULL;
   check(monomoe_weights_create(context, &layer, &weights));
 
-  monomoe_workspace_options sizes = {sizeof(sizes), 1, kSize, kSize, monomoe_weights_max_local_experts(weights), 1};
+  monomoe_workspace_options sizes = {sizeof(sizes), 1, kSize, kSize, monomoe_weights_max_local_experts(weights), 1, MONOMOE_LAUNCH_AUTO};
   monomoe_workspace* workspace = NULL;
   check(monomoe_workspace_create(context, &sizes, &workspace));
 

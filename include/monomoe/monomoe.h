@@ -51,6 +51,17 @@ MONOMOE_API uint32_t monomoe_abi_version(void);
 
 typedef enum monomoe_backend { MONOMOE_BACKEND_AUTO = 0, MONOMOE_BACKEND_CPU = 1, MONOMOE_BACKEND_CUDA = 2 } monomoe_backend;
 
+// How a call becomes launches on the CUDA backend; the bits are the same. The choice is made here and never depends on a call's tokens.
+//  - ONE: one launch does the whole call. AUTO takes it.
+//  - SPLIT: the same kernel twice on the stream, up to GEMM1 and from GEMM2 on, so that other streams' work gets multiprocessors between them.
+//  - UNFUSED: a kernel a step, simple on purpose: something to check and measure the others against. Needs ranks * capacity * topk *
+//    max(2 * intermediate, hidden) * 4 bytes more memory a rank.
+// The CPU backend takes AUTO and ONE. Calls of SPLIT and UNFUSED on caller's streams: ranks that share a GPU must not share a hardware queue
+// (the environment's CUDA_DEVICE_MAX_CONNECTIONS streams, 8 by default, have one each), for a launch in it can wait for one behind it.
+typedef enum monomoe_launch {
+  MONOMOE_LAUNCH_AUTO = 0, MONOMOE_LAUNCH_ONE = 1, MONOMOE_LAUNCH_SPLIT = 2, MONOMOE_LAUNCH_UNFUSED = 3
+} monomoe_launch;
+
 typedef struct monomoe_context_options {
   uint32_t struct_size;
   monomoe_backend backend;  // AUTO takes the best this machine runs; monomoe_context_backend says which and why
@@ -58,6 +69,7 @@ typedef struct monomoe_context_options {
   int32_t num_threads;      // CPU threads over all ranks; 0 = one per core. At least one per rank is used
   int32_t vector_bits;      // CPU vectors: 0 = widest the machine has, or 128, 256, 512. The bits of the result do not change
   uint32_t timeout_ms;      // longest wait for another rank; 0 = 30000
+  monomoe_launch launch;    // of workspaces whose own launch is AUTO
 } monomoe_context_options;
 
 typedef struct monomoe_context monomoe_context;
@@ -126,6 +138,7 @@ typedef struct monomoe_workspace_options {
   int64_t max_intermediate;  // largest of those layers
   int32_t max_experts;       // largest number of experts one rank holds in those layers, see monomoe_weights_max_local_experts
   int64_t capacity;          // most tokens one rank may bring in one call; 0 is legal
+  monomoe_launch launch;     // of every call of every rank; AUTO: the context's
 } monomoe_workspace_options;
 
 typedef struct monomoe_workspace monomoe_workspace;
@@ -173,9 +186,9 @@ MONOMOE_API monomoe_status monomoe_forward(const monomoe_weights* weights, monom
 // The same for one rank: collective, every rank of the context calls it from its own thread. With stream NULL the call blocks: a rank whose
 // arguments are refused returns MONOMOE_USAGE, the others MONOMOE_REJECTED; a rank that never comes makes the others return MONOMOE_TIMEOUT
 // after timeout_ms, naming it.
-// CUDA backend, stream: a cudaStream_t of the rank's GPU (the default stream is cudaStreamLegacy here). The launch is enqueued there: no wait,
+// CUDA backend, stream: a cudaStream_t of the rank's GPU (the default stream is cudaStreamLegacy here). The launch, or the launches, are enqueued there: no wait,
 // no allocation, times 0, every pointer GPU memory; it may be captured in a CUDA graph from the first call on. All ranks of a call give a
-// stream, ranks of one GPU different ones and none hundreds of calls ahead of the others, for they share the GPU's launch queue. A rank that
+// stream, ranks of one GPU different ones and none hundreds of launches ahead of the others, for they share the GPU's launch queue. A rank that
 // is refused returns MONOMOE_USAGE and takes part without tokens, so the others' call is whole; while its stream is captured it enqueues
 // nothing. What fails later is told by monomoe_workspace_status and the next call.
 MONOMOE_API monomoe_status monomoe_forward_rank(const monomoe_weights* weights, monomoe_workspace* workspace, int32_t rank,

@@ -128,6 +128,7 @@ class Weights {
 struct WorkspaceSize {
   int32_t topk = 1;
   int64_t hidden = 0, intermediate = 0, capacity = 0;
+  monomoe_launch launch = MONOMOE_LAUNCH_AUTO;
 };
 
 class Workspace {
@@ -139,6 +140,7 @@ class Workspace {
     options.max_intermediate = size.intermediate;
     options.max_experts = weights.max_local_experts();
     options.capacity = size.capacity;
+    options.launch = size.launch;
     return create(context, options);
   }
   static Expected<Workspace> create(const Context& context, monomoe_workspace_options options) {

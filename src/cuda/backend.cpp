@@ -20,8 +20,8 @@ class HopperBackend final : public Backend {
   Result<std::unique_ptr<Weights>> make_weights(const Problem& problem, const PlacementTable& placement, float swiglu_limit) override {
     return LayerWeights::make(topology_, problem, placement, swiglu_limit);
   }
-  Result<std::unique_ptr<Workspace>> make_workspace(const Problem& problem, int64_t max_slots, uint32_t timeout_ms) override {
-    return LayerWorkspace::make(topology_, problem, max_slots, timeout_ms);
+  Result<std::unique_ptr<Workspace>> make_workspace(const Problem& problem, int64_t max_slots, uint32_t timeout_ms, LaunchVariant launch) override {
+    return LayerWorkspace::make(topology_, problem, max_slots, timeout_ms, launch);
   }
   Result<MemoryPlace> place(const void* pointer) const override {
     cudaPointerAttributes attributes{};

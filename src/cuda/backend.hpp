@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/result.hpp"
+#include "cuda/launch_variant.h"
 #include "plan/placement_table.hpp"
 #include "plan/problem.h"
 
@@ -45,7 +46,7 @@ class Workspace {
   // All ranks at once; returns when all have finished. weights[rank], calls[rank]; the layer fits the workspace. y that is host memory is
   // written on success only. wall: seconds, may be null.
   virtual Result<void> run(std::span<Weights* const> weights, std::span<const RankCall> calls, double* wall) = 0;
-  // One rank's launch on the caller's stream: no wait, no allocation; all pointers are memory of the rank's GPU.
+  // One rank's launches on the caller's stream: no wait, no allocation; all pointers are memory of the rank's GPU.
   virtual Result<void> enqueue(Weights& weights, int32_t rank, const RankCall& call, void* stream) = 0;
   virtual bool is_capturing(int32_t rank, void* stream) const = 0;
   // Nothing, or the failure that made the workspace useless: looked up in the records of the launches that have ended.
@@ -63,8 +64,9 @@ class Backend {
   // "2 ranks on GPU 0 (NVIDIA H200), 66 thread blocks each".
   virtual const std::string& description() const = 0;
   virtual Result<std::unique_ptr<Weights>> make_weights(const Problem& problem, const PlacementTable& placement, float swiglu_limit) = 0;
-  // problem, max_slots: as for the CPU's workspace.
-  virtual Result<std::unique_ptr<Workspace>> make_workspace(const Problem& problem, int64_t max_slots, uint32_t timeout_ms) = 0;
+  // problem, max_slots: as for the CPU's workspace. launch: of every call of every rank.
+  virtual Result<std::unique_ptr<Workspace>> make_workspace(const Problem& problem, int64_t max_slots, uint32_t timeout_ms,
+                                                            LaunchVariant launch) = 0;
   virtual Result<MemoryPlace> place(const void* pointer) const = 0;
 };
 

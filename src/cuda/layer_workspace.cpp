@@ -7,7 +7,6 @@
 #include <chrono>
 
 #include "cuda/fault_text.hpp"
-#include "cuda/launch.hpp"
 
 namespace monomoe::cuda {
 namespace {
@@ -47,12 +46,12 @@ Result<void> stage_input(DeviceBuffer& buffer, const T*& pointer, int64_t bytes,
 }  // namespace
 
 Result<std::unique_ptr<Workspace>> LayerWorkspace::make(const Topology& topology, const Problem& problem, int64_t max_slots,
-                                                        uint32_t timeout_ms) {
-  std::unique_ptr<LayerWorkspace> workspace(new LayerWorkspace(topology, problem, max_slots, timeout_ms));
+                                                        uint32_t timeout_ms, LaunchVariant variant) {
+  std::unique_ptr<LayerWorkspace> workspace(new LayerWorkspace(topology, problem, max_slots, timeout_ms, variant));
   workspace->staging_.resize(problem.ranks);
   for (int32_t rank = 0; rank < workspace->ranks(); ++rank) {
     const CurrentGpu current(topology.gpu[rank]);
-    auto memory = RankWorkspace::make(problem, max_slots);
+    auto memory = RankWorkspace::make(problem, max_slots, variant);
     if (!memory) {
       return Error{memory.error().status, fmt::format("rank {} on GPU {}: {}; lower the capacity or use more GPUs", rank, topology.gpu[rank],
                                                       memory.error().message)};
@@ -122,10 +121,15 @@ Params LayerWorkspace::params(const LayerWeights& weights, int32_t rank, const R
   return p;
 }
 
-Result<void> LayerWorkspace::launch(const LayerWeights& weights, int32_t rank, const RankCall& staged, cudaStream_t stream) const {
+RankLaunch LayerWorkspace::rank_launch(const LayerWeights& weights, int32_t rank, const RankCall& call) const {
+  return {variant_, params(weights, rank, call), topology_.thread_blocks[rank], memory_[rank].unfused(), max_slots_};
+}
+
+Result<void> LayerWorkspace::launch(const RankLaunch& launch, int index, cudaStream_t stream) const {
+  const int32_t rank = launch.params.self;
   const CurrentGpu current(topology_.gpu[rank]);
   (void)cudaGetLastError();  // of an earlier call, perhaps the caller's: not this launch's
-  auto launched = launch_moe_kernel(params(weights, rank, staged), topology_.thread_blocks[rank], stream);
+  auto launched = launch_part(launch, index, stream);
   if (launched) return {};
   return Error{launched.error().status, fmt::format("rank {} on GPU {}: {}", rank, topology_.gpu[rank], launched.error().message)};
 }
@@ -159,19 +163,27 @@ Result<void> LayerWorkspace::run(std::span<Weights* const> weights, std::span<co
     if (!one) return one.error();
     staged.push_back(one.take());
   }
-  for (int32_t rank = 0; rank < ranks(); ++rank) {
-    if (auto launched = launch(layer(rank), rank, staged[rank], streams_[rank].get()); !launched) {
-      poison(launched.error());  // ranks that were launched wait for it, run into the timeout and leave
-      break;
-    }
+  std::vector<RankLaunch> launches;
+  for (int32_t rank = 0; rank < ranks(); ++rank) launches.push_back(rank_launch(layer(rank), rank, staged[rank]));
+  Result<void> launched;
+  for (int index = 0; index < num_launches(variant_) && launched; ++index) {
+    for (int32_t rank = 0; rank < ranks() && launched; ++rank) launched = launch(launches[rank], index, streams_[rank].get());
   }
+  if (!launched) poison(launched.error());  // ranks that were launched wait for the others, run into the timeout and leave
   if (auto done = finish(calls, staged, hidden); !done) return done;
   if (wall != nullptr) *wall = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return {};
 }
 
 Result<void> LayerWorkspace::enqueue(Weights& weights, int32_t rank, const RankCall& call, void* stream) {
-  return launch(static_cast<const LayerWeights&>(weights), rank, call, static_cast<cudaStream_t>(stream));
+  const RankLaunch one = rank_launch(static_cast<const LayerWeights&>(weights), rank, call);
+  for (int index = 0; index < num_launches(variant_); ++index) {
+    auto launched = launch(one, index, static_cast<cudaStream_t>(stream));
+    if (launched) continue;
+    if (index > 0) poison(launched.error());  // half a call: the others wait for the rest
+    return launched;
+  }
+  return {};
 }
 
 bool LayerWorkspace::is_capturing(int32_t rank, void* stream) const {
@@ -207,6 +219,8 @@ Result<void> LayerWorkspace::fill(uint8_t byte) {
     uint8_t* own = memory_[rank].local() + local.own_scales;
     if (auto done = check(cudaMemset(shared, byte, symmetric.bytes - symmetric.route_ids), "filling symmetric memory"); !done) return done;
     if (auto done = check(cudaMemset(own, byte, local.bytes - local.own_scales), "filling the workspace"); !done) return done;
+    const int64_t unfused = memory_[rank].unfused_bytes();
+    if (auto done = check(unfused > 0 ? cudaMemset(memory_[rank].unfused(), byte, unfused) : cudaSuccess, "filling fp32 sums"); !done) return done;
     if (auto done = check(cudaDeviceSynchronize(), "filling the workspace"); !done) return done;
   }
   return {};

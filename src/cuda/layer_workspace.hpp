@@ -8,6 +8,7 @@
 
 #include "cuda/backend.hpp"
 #include "cuda/devices.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/layer_weights.hpp"
 #include "cuda/rank_memory.hpp"
 
@@ -25,7 +26,8 @@ struct Staging {
 
 class LayerWorkspace final : public Workspace {
  public:
-  static Result<std::unique_ptr<Workspace>> make(const Topology& topology, const Problem& problem, int64_t max_slots, uint32_t timeout_ms);
+  static Result<std::unique_ptr<Workspace>> make(const Topology& topology, const Problem& problem, int64_t max_slots, uint32_t timeout_ms,
+                                                 LaunchVariant variant);
   ~LayerWorkspace() override;
 
   int gpu(int32_t rank) const override { return topology_.gpu[rank]; }
@@ -37,13 +39,15 @@ class LayerWorkspace final : public Workspace {
   Result<void> fill(uint8_t byte) override;
 
  private:
-  LayerWorkspace(const Topology& topology, const Problem& problem, int64_t max_slots, uint32_t timeout_ms)
-      : topology_(topology), problem_(problem), max_slots_(max_slots), timeout_ms_(timeout_ms) {}
+  LayerWorkspace(const Topology& topology, const Problem& problem, int64_t max_slots, uint32_t timeout_ms, LaunchVariant variant)
+      : topology_(topology), problem_(problem), max_slots_(max_slots), timeout_ms_(timeout_ms), variant_(variant) {}
 
   // Copies what is host memory to the GPU; the result points to GPU memory only.
   Result<RankCall> stage(int32_t rank, const RankCall& call, int64_t hidden);
   Params params(const LayerWeights& weights, int32_t rank, const RankCall& call) const;
-  Result<void> launch(const LayerWeights& weights, int32_t rank, const RankCall& staged, cudaStream_t stream) const;
+  RankLaunch rank_launch(const LayerWeights& weights, int32_t rank, const RankCall& call) const;
+  // One of the rank's num_launches(variant_) launches of a call.
+  Result<void> launch(const RankLaunch& launch, int index, cudaStream_t stream) const;
   Result<void> finish(std::span<const RankCall> calls, std::span<const RankCall> staged, int64_t hidden);
   int32_t ranks() const { return static_cast<int32_t>(problem_.ranks); }
 
@@ -51,6 +55,7 @@ class LayerWorkspace final : public Workspace {
   Problem problem_;  // the largest layer's
   int64_t max_slots_;
   uint32_t timeout_ms_;
+  LaunchVariant variant_;
   std::vector<RankWorkspace> memory_;
   std::vector<Stream> streams_;
   std::vector<Staging> staging_;

@@ -1,6 +1,8 @@
 // See rank_memory.hpp.
 #include "cuda/rank_memory.hpp"
 
+#include "cuda/unfused/params.h"
+
 namespace monomoe::cuda {
 namespace {
 
@@ -44,7 +46,7 @@ Result<void> RankWeights::upload(int32_t slot, const uint8_t* packed) const {
   return copy_to_gpu(this->slot(slot), packed, expert_bytes_, "copying a packed expert");
 }
 
-Result<RankWorkspace> RankWorkspace::make(const Problem& problem, int64_t max_slots) {
+Result<RankWorkspace> RankWorkspace::make(const Problem& problem, int64_t max_slots, LaunchVariant launch) {
   RankWorkspace workspace;
   const SymmetricLayout symmetric = symmetric_layout(problem);
   auto shared = DeviceBuffer::make(symmetric.bytes, "symmetric memory");
@@ -61,6 +63,11 @@ Result<RankWorkspace> RankWorkspace::make(const Problem& problem, int64_t max_sl
   auto scratch = DeviceBuffer::make(multiprocessors * kScratchBytes, "the thread blocks' scratch");
   if (!scratch) return scratch.error();
   workspace.scratch_ = scratch.take();
+  if (launch == LaunchVariant::kUnfused) {
+    auto unfused = DeviceBuffer::make(unfused_layout(problem, max_slots).bytes, "the fp32 sums of the unfused launch");
+    if (!unfused) return unfused.error();
+    workspace.unfused_ = unfused.take();
+  }
   workspace.symmetric_ = shared.take();
   workspace.local_ = local.take();
   workspace.state_ = state.take();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "cuda/launch_variant.h"
 #include "cuda/moe_kernel/params.h"
 #include "cuda/status.hpp"
 #include "plan/placement_table.hpp"
@@ -35,11 +36,13 @@ class RankWeights {
 // Symmetric memory, own memory and counters of one rank.
 class RankWorkspace {
  public:
-  static Result<RankWorkspace> make(const Problem& problem, int64_t max_slots);
+  static Result<RankWorkspace> make(const Problem& problem, int64_t max_slots, LaunchVariant launch);
 
   uint8_t* symmetric() const { return symmetric_.data(); }
   uint8_t* local() const { return local_.data(); }
   float* scratch() const { return reinterpret_cast<float*>(scratch_.data()); }
+  uint8_t* unfused() const { return unfused_.data(); }  // null but for LaunchVariant::kUnfused
+  int64_t unfused_bytes() const { return unfused_.bytes(); }
   DeviceState* state() const { return reinterpret_cast<DeviceState*>(state_.data()); }
   DeviceError* error() const { return error_.get(); }
 
@@ -47,7 +50,7 @@ class RankWorkspace {
   struct FreeHost {
     void operator()(DeviceError* error) const { cudaFreeHost(error); }
   };
-  DeviceBuffer symmetric_, local_, scratch_, state_;
+  DeviceBuffer symmetric_, local_, scratch_, unfused_, state_;
   std::unique_ptr<DeviceError, FreeHost> error_;
 };
 

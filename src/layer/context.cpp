@@ -11,6 +11,7 @@
 #include "layer/arguments.hpp"
 #include "layer/cuda_probe.hpp"
 #include "layer/error_state.hpp"
+#include "layer/launch_choice.hpp"
 #include "plan/problem.h"
 
 namespace monomoe::layer {
@@ -39,6 +40,7 @@ Result<std::unique_ptr<cuda::Backend>> make_cuda(int32_t ranks) {
 
 Result<void> choose_backend(monomoe_backend asked, monomoe_context& context) {
   context.backend = MONOMOE_BACKEND_CPU;
+  context.asked = asked;
   context.why = "cpu was asked for";
   if (asked == MONOMOE_BACKEND_CPU) return {};
   auto made = make_cuda(context.num_ranks);
@@ -71,6 +73,9 @@ Result<std::unique_ptr<monomoe_context>> make_context(const monomoe_context_opti
   if (!bits) return bits.error();
   context->num_ranks = std::max(options.num_ranks, 1);
   if (auto chosen = choose_backend(static_cast<monomoe_backend>(backend), *context); !chosen) return chosen.error();
+  auto launch = choose_launch(*context, options.launch, "options");
+  if (!launch) return launch.error();
+  context->launch = launch.value();
   const int32_t cores = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
   context->num_threads = std::max(options.num_threads == 0 ? cores : options.num_threads, context->num_ranks);
   context->vector_bits = bits.value();

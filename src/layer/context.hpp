@@ -6,14 +6,17 @@
 #include <string>
 
 #include "cuda/backend.hpp"
+#include "cuda/launch_variant.h"
 #include "monomoe/monomoe.h"
 
 struct monomoe_context {
-  monomoe_backend backend = MONOMOE_BACKEND_CPU;
+  monomoe_backend backend = MONOMOE_BACKEND_CPU;  // taken
+  monomoe_backend asked = MONOMOE_BACKEND_CPU;
   std::string why;  // of the backend taken
   int32_t num_ranks = 1;
   int32_t num_threads = 1;  // over all ranks; at least one each
   int32_t vector_bits = 0;  // 128, 256 or 512: resolved
   uint32_t timeout_ms = 30000;
+  monomoe::cuda::LaunchVariant launch = monomoe::cuda::LaunchVariant::kOne;  // of workspaces that leave it open
   std::unique_ptr<monomoe::cuda::Backend> cuda;  // null on the CPU backend
 };

@@ -5,6 +5,7 @@
 
 #include "layer/arguments.hpp"
 #include "layer/error_state.hpp"
+#include "layer/launch_choice.hpp"
 #include "plan/problem_text.hpp"
 
 namespace monomoe::layer {
@@ -28,6 +29,8 @@ Result<std::unique_ptr<monomoe_workspace>> make_workspace(const monomoe_context&
     return usage_error(fmt::format("options->max_experts is {}, wanted 1..{}; monomoe_weights_max_local_experts gives it",
                                    options.max_experts, kMaxSlots));
   }
+  auto launch = choose_launch(context, options.launch, "options");
+  if (!launch) return launch.error();
   auto workspace = std::make_unique<monomoe_workspace>(monomoe_workspace{&context, problem, options.max_experts, {}, {}, {}});
   if (context.cuda == nullptr) {
     auto cpu = cpu::CpuWorkspace::create(problem, options.max_experts);
@@ -35,7 +38,7 @@ Result<std::unique_ptr<monomoe_workspace>> make_workspace(const monomoe_context&
     workspace->cpu = cpu.take();
     return workspace;
   }
-  auto cuda = context.cuda->make_workspace(problem, options.max_experts, context.timeout_ms);
+  auto cuda = context.cuda->make_workspace(problem, options.max_experts, context.timeout_ms, launch.value());
   if (!cuda) return cuda.error();
   workspace->cuda = cuda.take();
   workspace->meeting = std::make_unique<RankMeeting>(context.num_ranks, context.timeout_ms);

@@ -1,5 +1,6 @@
 """monomoe run: every kind of refusal, its exit code and its sentence; an older output stays as it was."""
 
+import json
 import os
 import unittest
 from pathlib import Path
@@ -160,6 +161,26 @@ class Machine(RunErrors):
             self.assertEqual(result.returncode, UNAVAILABLE, result.stderr)
             self.assertTrue(result.stderr.startswith("monomoe: "))
             self.assertIn("cuda", result.stderr.lower())
+
+    def test_launches_of_the_cpu_backend(self):
+        for launch in ("split", "unfused"):
+            self.run_refused(USAGE, "--backend", "cpu", "--launch", launch, says=(f"launch is {launch}", "backend cuda", "cpu was asked for"))
+        self.run_refused(USAGE, "--backend", "cpu", "--launch", "both", says=("--launch", "both"))
+        cases = self.folder / "cases.txt"
+        cases.write_text("ranks=1 experts=2 topk=1 tokens=1 hidden=128 inter=32 w=fp8 seed=1\n", encoding="ascii")
+        self.refused(USAGE, "verify", "--cases", cases, "--backend", "cpu", "--launch", "split", says=("launch is split",))
+        for launch in ("auto", "one"):
+            self.assertIn("1 passed, 0 failed", self.good("verify", "--cases", cases, "--backend", "cpu", "--launch", launch))
+
+    def test_launches_of_a_machine_without_gpu(self):
+        """auto took the CPU, which is the machine's doing and not the option's."""
+        result = self.call("run", self.checkpoint(), "--layer", 0, "--input", self.tokens(), "--output", self.folder / "split.safetensors",
+                           "--launch", "split", "--json")
+        if result.returncode == 0:
+            self.assertEqual(json.loads(result.stdout)["backend"]["launch"], "split")
+        else:
+            self.assertEqual(result.returncode, UNAVAILABLE, result.stderr)
+            self.assertIn("auto takes cpu", result.stderr)
 
     def test_output_that_cannot_be_written(self):
         """The name fits, the temporary name beside it does not."""

@@ -28,13 +28,15 @@ using WeightsHandle = std::unique_ptr<monomoe_weights, WeightsCloser>;
 using WorkspaceHandle = std::unique_ptr<monomoe_workspace, WorkspaceCloser>;
 
 monomoe_backend backend_named(const std::string& name);
-// The backend the suites run on: the environment's MONOMOE_CONTRACT_BACKEND, else cpu.
+// The backend and launch the suites run on: the environment's MONOMOE_CONTRACT_BACKEND, cpu, cuda, cuda:one, cuda:split or cuda:unfused; else cpu.
 std::string suite_backend();
+monomoe_launch suite_launch();
 
 struct Setting {
   std::string backend = suite_backend();
   int32_t threads = 2, vector_bits = 0;
   uint32_t timeout_ms = 0;
+  monomoe_launch launch = suite_launch();  // of backend cuda
 };
 // Null, with *status saying why, if the machine cannot.
 ContextHandle make_context(int32_t ranks, const Setting& setting = {}, monomoe_status* status = nullptr);

@@ -33,9 +33,21 @@ void expect_ok(monomoe_status status) { EXPECT_EQ(status, MONOMOE_OK) << monomoe
 
 monomoe_backend backend_named(const std::string& name) { return name == "cuda" ? MONOMOE_BACKEND_CUDA : MONOMOE_BACKEND_CPU; }
 
-std::string suite_backend() {
-  const char* name = std::getenv("MONOMOE_CONTRACT_BACKEND");
-  return name == nullptr ? "cpu" : name;
+namespace {
+
+std::string suite_words() {
+  const char* words = std::getenv("MONOMOE_CONTRACT_BACKEND");
+  return words == nullptr ? "cpu" : words;
+}
+
+}  // namespace
+
+std::string suite_backend() { return suite_words().substr(0, suite_words().find(':')); }
+
+monomoe_launch suite_launch() {
+  const std::string words = suite_words();
+  if (words.ends_with(":split")) return MONOMOE_LAUNCH_SPLIT;
+  return words.ends_with(":unfused") ? MONOMOE_LAUNCH_UNFUSED : MONOMOE_LAUNCH_AUTO;
 }
 
 namespace {
@@ -61,6 +73,7 @@ ContextHandle make_context(int32_t ranks, const Setting& setting, monomoe_status
   options.num_threads = setting.threads;
   options.vector_bits = setting.vector_bits;
   options.timeout_ms = setting.timeout_ms;
+  if (options.backend == MONOMOE_BACKEND_CUDA) options.launch = setting.launch;
   monomoe_context* context = nullptr;
   const monomoe_status made = monomoe_context_create(&options, &context);
   if (status != nullptr)

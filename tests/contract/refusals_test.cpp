@@ -135,7 +135,35 @@ TEST_F(Refusals, Contexts) {
   EXPECT_TRUE(refused(create([](Options& o) { o.vector_bits = 192; }), MONOMOE_USAGE, "vector_bits is 192"));
   const int unknown = 7;
   EXPECT_TRUE(refused(create([&](Options& o) { std::memcpy(&o.backend, &unknown, sizeof(unknown)); }), MONOMOE_USAGE, "backend is 7"));
+  EXPECT_TRUE(refused(create([&](Options& o) { std::memcpy(&o.launch, &unknown, sizeof(unknown)); }), MONOMOE_USAGE, "launch is 7"));
   EXPECT_TRUE(refused(monomoe_context_create(nullptr, nullptr), MONOMOE_USAGE, "options is NULL"));
+}
+
+// On the CPU backend whatever the suite's: its calls are no launches, and that is said by name where the choice is made.
+TEST(Launches, AreRefusedByTheCpuBackendByName) {
+  monomoe_context_options options{};
+  options.struct_size = sizeof(options);
+  options.backend = MONOMOE_BACKEND_CPU;
+  for (const auto& [launch, word] : {std::pair{MONOMOE_LAUNCH_SPLIT, "split"}, std::pair{MONOMOE_LAUNCH_UNFUSED, "unfused"}}) {
+    options.launch = launch;
+    monomoe_context* none = nullptr;
+    EXPECT_TRUE(refused(monomoe_context_create(&options, &none), MONOMOE_USAGE, std::string("launch is ") + word + ", which backend cuda alone has"));
+    EXPECT_EQ(none, nullptr);
+    monomoe_workspace_options sizes{};
+    sizes.struct_size = sizeof(sizes);
+    sizes.topk = 1;
+    sizes.hidden = 128;
+    sizes.max_intermediate = 32;
+    sizes.max_experts = 1;
+    sizes.launch = launch;
+    monomoe_workspace* workspace = nullptr;
+    const ContextHandle context = make_context(1, {"cpu"});
+    EXPECT_TRUE(refused(monomoe_workspace_create(context.get(), &sizes, &workspace), MONOMOE_USAGE, std::string("launch is ") + word));
+    EXPECT_EQ(workspace, nullptr);
+    sizes.launch = MONOMOE_LAUNCH_ONE;
+    ASSERT_EQ(monomoe_workspace_create(context.get(), &sizes, &workspace), MONOMOE_OK) << monomoe_last_error();
+    const WorkspaceHandle owner(workspace);
+  }
 }
 
 TEST_F(Refusals, Layers) {
@@ -198,6 +226,8 @@ TEST_F(Refusals, Workspaces) {
   EXPECT_TRUE(refused(create([](Options& o) { o.topk = 0; }), MONOMOE_USAGE, "topk is 0"));
   EXPECT_TRUE(refused(create([](Options& o) { o.topk = 33; }), MONOMOE_USAGE, "topk is 33"));
   EXPECT_TRUE(refused(create([](Options& o) { o.hidden = 0; }), MONOMOE_USAGE, "hidden is 0"));
+  const int unknown = 4;
+  EXPECT_TRUE(refused(create([&](Options& o) { std::memcpy(&o.launch, &unknown, sizeof(unknown)); }), MONOMOE_USAGE, "launch is 4"));
   EXPECT_TRUE(refused(create([](Options& o) { o.max_intermediate = 30; }), MONOMOE_USAGE, "intermediate is 30"));
   EXPECT_TRUE(refused(create([](Options& o) { o.max_experts = 0; }), MONOMOE_USAGE, "max_experts is 0"));
   EXPECT_TRUE(refused(create([](Options& o) { o.capacity = -1; }), MONOMOE_USAGE, "capacity"));

@@ -22,8 +22,8 @@ using contract::WorkspaceHandle;
 
 inline void ok(cudaError_t status) { ASSERT_EQ(status, cudaSuccess) << cudaGetErrorString(status); }
 
-// Skips without a Hopper GPU.
-class GpuTest : public ::testing::Test {
+// Every launch there is. Skips without a Hopper GPU.
+class GpuTest : public ::testing::TestWithParam<monomoe_launch> {
  protected:
   void SetUp() override {
     monomoe_status status = MONOMOE_OK;
@@ -104,10 +104,15 @@ class DeviceTokens {
   cuda::DeviceBuffer x_, ids_, weights_, y_;
 };
 
+inline const auto kEveryLaunch = ::testing::Values(MONOMOE_LAUNCH_ONE, MONOMOE_LAUNCH_SPLIT, MONOMOE_LAUNCH_UNFUSED);
+inline std::string launch_name(const ::testing::TestParamInfo<monomoe_launch>& info) {
+  return info.param == MONOMOE_LAUNCH_ONE ? "one" : info.param == MONOMOE_LAUNCH_SPLIT ? "split" : "unfused";
+}
+
 // A layer on `ranks` ranks of the CUDA backend, with a stream and GPU tokens a rank.
 struct DeviceSession {
-  DeviceSession(const AbiLayer& layer, int32_t ranks, int64_t capacity, uint32_t timeout_ms = 0)
-      : context(contract::make_context(ranks, {"cuda", 2, 0, timeout_ms})), weights(layer.weights(context)),
+  DeviceSession(const AbiLayer& layer, int32_t ranks, int64_t capacity, monomoe_launch launch, uint32_t timeout_ms = 0)
+      : context(contract::make_context(ranks, {"cuda", 2, 0, timeout_ms, launch})), weights(layer.weights(context)),
         workspace(layer.workspace(context, weights, capacity)) {
     for (int32_t rank = 0; rank < ranks; ++rank) {
       streams.emplace_back(gpu_of(rank, ranks));

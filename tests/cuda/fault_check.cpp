@@ -27,10 +27,10 @@ class Faults : public GpuTest {
   }
 };
 
-TEST_F(Faults, ASilentRankIsNamedAndTheOthersEnd) {
+TEST_P(Faults, ASilentRankIsNamedAndTheOthersEnd) {
   const AbiLayer layer(kLine);
   for (const int silent : {0, 1, 2}) {
-    DeviceSession session(layer, 3, 12, 150);
+    DeviceSession session(layer, 3, 12, GetParam(), 150);
     for (int rank = 0; rank < 3; ++rank) session.tokens[rank].write(layer, 4 * rank, 4);
     for (int rank = 0; rank < 3; ++rank) {
       if (rank == silent) continue;
@@ -42,9 +42,9 @@ TEST_F(Faults, ASilentRankIsNamedAndTheOthersEnd) {
   }
 }
 
-TEST_F(Faults, ABadIdInGpuMemoryIsNamed) {
+TEST_P(Faults, ABadIdInGpuMemoryIsNamed) {
   const AbiLayer layer(kLine);
-  DeviceSession session(layer, 1, 12, 150);
+  DeviceSession session(layer, 1, 12, GetParam(), 150);
   session.tokens[0].write(layer, 0, 12);
   session.tokens[0].set_id(7, 9);
   ASSERT_EQ(session.enqueue(0, 12), MONOMOE_OK) << monomoe_last_error();
@@ -53,9 +53,9 @@ TEST_F(Faults, ABadIdInGpuMemoryIsNamed) {
   expect_recovery(session, layer);
 }
 
-TEST_F(Faults, RanksWithDifferentWeightsAreToldApart) {
+TEST_P(Faults, RanksWithDifferentWeightsAreToldApart) {
   const AbiLayer layer(kLine);
-  DeviceSession session(layer, 2, 12, 150);
+  DeviceSession session(layer, 2, 12, GetParam(), 150);
   const WeightsHandle other = layer.weights(session.context);
   for (int rank = 0; rank < 2; ++rank) session.tokens[rank].write(layer, 6 * rank, 6);
   for (int rank = 0; rank < 2; ++rank) {
@@ -68,9 +68,9 @@ TEST_F(Faults, RanksWithDifferentWeightsAreToldApart) {
   expect_recovery(session, layer);
 }
 
-TEST_F(Faults, TooManyTokensOnOneRankAreRefusedAndNothingIsLost) {
+TEST_P(Faults, TooManyTokensOnOneRankAreRefusedAndNothingIsLost) {
   const AbiLayer layer(kLine);
-  DeviceSession session(layer, 2, 6);
+  DeviceSession session(layer, 2, 6, GetParam());
   std::vector<uint16_t> y;
   auto tokens = layer.tokens({5, 7}, y);
   EXPECT_EQ(monomoe_forward(session.weights.get(), session.workspace.get(), tokens.data(), nullptr), MONOMOE_USAGE);
@@ -91,9 +91,9 @@ TEST_F(Faults, TooManyTokensOnOneRankAreRefusedAndNothingIsLost) {
   EXPECT_TRUE(contract::same_bits(y, want, 256));
 }
 
-TEST_F(Faults, PointersTheGpuCannotUseAreRefusedByName) {
+TEST_P(Faults, PointersTheGpuCannotUseAreRefusedByName) {
   const AbiLayer layer(kLine);
-  DeviceSession session(layer, 1, 12);
+  DeviceSession session(layer, 1, 12, GetParam());
   session.tokens[0].write(layer, 0, 12);
   const auto refused = [&](auto change, void* stream, const std::string& naming) {
     monomoe_tokens tokens = session.tokens[0].tokens(11);
@@ -118,6 +118,8 @@ TEST_F(Faults, PointersTheGpuCannotUseAreRefusedByName) {
   ASSERT_EQ(monomoe_forward(session.weights.get(), session.workspace.get(), &tokens, nullptr), MONOMOE_OK) << monomoe_last_error();
   EXPECT_TRUE(contract::same_bits(session.tokens[0].output(12), layer.expected(), 256));
 }
+
+INSTANTIATE_TEST_SUITE_P(Launches, Faults, kEveryLaunch, launch_name);
 
 }  // namespace
 }  // namespace monomoe::cuda_test

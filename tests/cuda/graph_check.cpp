@@ -43,10 +43,10 @@ AbiLayer with_tokens_of(const AbiLayer& layer, uint64_t seed) {
 
 class Graphs : public GpuTest {};
 
-TEST_F(Graphs, CapturedAtFirstUseAndReplayedWithOtherContents) {
+TEST_P(Graphs, CapturedAtFirstUseAndReplayedWithOtherContents) {
   for (const char* line : {kLine, kFp8Line}) {
     const AbiLayer layer(line);
-    DeviceSession session(layer, 1, 64);
+    DeviceSession session(layer, 1, 64, GetParam());
     const Graph graph = capture(session, 0, 21);
     for (const uint64_t seed : {11u, 12u, 13u}) {
       const AbiLayer now = with_tokens_of(layer, seed);
@@ -59,9 +59,9 @@ TEST_F(Graphs, CapturedAtFirstUseAndReplayedWithOtherContents) {
   }
 }
 
-TEST_F(Graphs, SeveralSizesOnOneWorkspaceInAnyOrderAmongPlainCalls) {
+TEST_P(Graphs, SeveralSizesOnOneWorkspaceInAnyOrderAmongPlainCalls) {
   const AbiLayer layer(kLine);
-  DeviceSession session(layer, 1, 64);
+  DeviceSession session(layer, 1, 64, GetParam());
   session.tokens[0].write(layer, 0, 64);
   const std::vector<uint16_t> want = cpu_bits(layer, 64);
   const Graph small = capture(session, 0, 5), large = capture(session, 0, 64);
@@ -76,9 +76,9 @@ TEST_F(Graphs, SeveralSizesOnOneWorkspaceInAnyOrderAmongPlainCalls) {
   ASSERT_EQ(monomoe_workspace_status(session.workspace.get()), MONOMOE_OK) << monomoe_last_error();
 }
 
-TEST_F(Graphs, OneGraphForEachOfThreeRanks) {
+TEST_P(Graphs, OneGraphForEachOfThreeRanks) {
   const AbiLayer layer(kLine);
-  DeviceSession session(layer, 3, 30);
+  DeviceSession session(layer, 3, 30, GetParam());
   const std::vector<int64_t> counts = {30, 0, 17}, firsts = {0, 30, 30};
   const std::vector<uint16_t> want = cpu_bits(layer, 47);
   std::vector<Graph> graphs;
@@ -98,11 +98,11 @@ TEST_F(Graphs, OneGraphForEachOfThreeRanks) {
 struct Rehearsal {
   static constexpr int kRanks = 4, kTokens = 16;
   AbiLayer layer{kLine}, second{"ranks=1 experts=8 topk=3 tokens=64 hidden=512 inter=96 w=mxfp4 seed=403"};
-  DeviceSession session{layer, kRanks, kTokens, 3000};
+  DeviceSession session;
   WeightsHandle other = second.weights(session.context);
   int calls;
 
-  explicit Rehearsal(int count) : calls(count) {
+  Rehearsal(int count, monomoe_launch launch) : session(layer, kRanks, kTokens, launch, 3000), calls(count) {
     for (int rank = 0; rank < kRanks; ++rank) session.tokens[rank].write(layer, rank * kTokens, kTokens);
   }
   monomoe_status enqueue(int call, int rank) {
@@ -127,8 +127,8 @@ void pause_stream(void* microseconds) {
 }
 
 // No wait between the calls; now and then one rank's stream stands still while the others run on.
-TEST_F(Graphs, TwoThousandCallsBackToBackWithRanksDelayed) {
-  Rehearsal rehearsal(2000);
+TEST_P(Graphs, TwoThousandCallsBackToBackWithRanksDelayed) {
+  Rehearsal rehearsal(2000, GetParam());
   for (int call = 0; call < rehearsal.calls; ++call) {
     for (int i = 0; i < Rehearsal::kRanks; ++i) {
       const int rank = (i + call) % Rehearsal::kRanks;
@@ -143,8 +143,8 @@ TEST_F(Graphs, TwoThousandCallsBackToBackWithRanksDelayed) {
 }
 
 // Every rank has a thread; none runs more than a few calls ahead, since a full launch queue of the GPU stops the other threads too.
-TEST_F(Graphs, AThreadForEachRank) {
-  Rehearsal rehearsal(512);
+TEST_P(Graphs, AThreadForEachRank) {
+  Rehearsal rehearsal(512, GetParam());
   std::barrier together(Rehearsal::kRanks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < Rehearsal::kRanks; ++rank) {
@@ -160,6 +160,8 @@ TEST_F(Graphs, AThreadForEachRank) {
   for (std::thread& thread : threads) thread.join();
   rehearsal.expect_bits();
 }
+
+INSTANTIATE_TEST_SUITE_P(Launches, Graphs, kEveryLaunch, launch_name);
 
 }  // namespace
 }  // namespace monomoe::cuda_test

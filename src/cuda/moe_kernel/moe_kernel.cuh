@@ -39,17 +39,23 @@ __device__ __forceinline__ void init_shared_storage(const Params& params, Shared
   ptx::fence_mbarrier_init();
 }
 
-// The last thread block of the rank to leave makes the counters ready for the next call.
-__device__ __forceinline__ void leave(const Params& params, uint64_t epoch) {
+// The last thread block of the rank to leave makes the counters ready for the next launch: the call's second one, or the next call's.
+__device__ __forceinline__ void leave(const Params& params, uint64_t epoch, int64_t num_tokens) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   DeviceState* state = params.state;
   if (ptx::fetch_add_acq_rel_gpu(&state->blocks_left, 1) + 1 != gridDim.x) return;
+  state->blocks_left = 0;
+  if (params.phase == LaunchPhase::kFirst) {
+    TaskCounts counts = counts_before_routes(params, num_tokens);
+    add_blocks(params, counts);
+    state->next_task = static_cast<uint64_t>(counts.before_gemm2());
+    return;
+  }
   state->next_task = 0;
   state->dispatch_done = 0;
   state->counted = state->placed = 0;
   state->gemm1_done = 0;
-  state->blocks_left = 0;
   state->epoch = epoch;
 }
 
@@ -79,7 +85,7 @@ __global__ __launch_bounds__(C::kThreads, 1) void moe_kernel(const __grid_consta
     ptx::setmaxnreg_inc<C::kMathRegisters>();
     math_role(params, smem, warpgroup - 1);
   }
-  leave(params, smem.epoch);
+  leave(params, smem.epoch, smem.num_tokens);
 }
 
 }  // namespace monomoe::cuda

@@ -54,6 +54,9 @@ struct TraceEvent {
   int64_t block;
 };
 
+// The part of a call that a launch does: all of it, or what lies before GEMM2, or the rest.
+enum class LaunchPhase : int32_t { kWhole, kFirst, kSecond };
+
 struct Params {
   Problem problem;          // the layer's, with the workspace's topk, ranks, capacity
   ExpertLayout experts;
@@ -75,6 +78,7 @@ struct Params {
   int32_t trace_events;
 
   // The call.
+  LaunchPhase phase;
   const int64_t* num_tokens_device;  // if not null the number of tokens is read here, else num_tokens
   int64_t num_tokens;
   const void* x;                     // bf16 [tokens, hidden], or e4m3 with x_scales

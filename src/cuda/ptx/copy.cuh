@@ -32,6 +32,12 @@ __device__ __forceinline__ void copy_async_16(uint32_t dst, const void* src) {
 __device__ __forceinline__ void copy_async_4(uint32_t dst, const void* src) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
 }
+// All earlier copy_async of this thread as a group; wait until at most kGroups of its groups are under way.
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kGroups>
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
 // Arrives on the barrier once all earlier copy_async of this thread have landed; counts as one of the barrier's expected arrivals.
 __device__ __forceinline__ void copy_async_arrive(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");

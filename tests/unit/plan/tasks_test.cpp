@@ -65,6 +65,16 @@ TEST(TaskOrder, TicketsPassTwoToThe31) {
   EXPECT_EQ(task_at(counts, counts.total() - 1).index, (int64_t{1} << 16) - 1);
 }
 
+TEST(TaskOrder, Gemm2BeginsWhereGemm1Ends) {
+  const TaskCounts counts{3, 5, 4, 7};
+  EXPECT_EQ(counts.before_gemm2(), 3 + 1 + 5 * 4);
+  EXPECT_EQ(task_at(counts, counts.before_gemm2() - 1).kind, TaskKind::kGemm1);
+  EXPECT_EQ(task_at(counts, counts.before_gemm2()).kind, TaskKind::kGemm2);
+  const TaskCounts no_blocks{3, 0, 4, 7};
+  EXPECT_EQ(task_at(no_blocks, no_blocks.before_gemm2() - 1).kind, TaskKind::kRoutes);
+  EXPECT_EQ(task_at(no_blocks, no_blocks.before_gemm2()).kind, TaskKind::kCombine);
+}
+
 TEST(TaskOrder, Gemm2TilesCoverHidden) {
   static_assert(gemm2_tiles(128) == 1 && gemm2_tiles(256) == 1 && gemm2_tiles(384) == 2 && gemm2_tiles(7168) == 28);
 }

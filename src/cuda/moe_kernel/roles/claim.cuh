@@ -5,6 +5,7 @@
 // Ends when: the tickets are exhausted or the rank is aborted; an end task tells the other roles.
 #pragma once
 
+#include "cuda/moe_kernel/phase.cuh"
 #include "cuda/moe_kernel/shared_storage.cuh"
 #include "cuda/moe_kernel/waits.cuh"
 #include "plan/ring.h"
@@ -64,16 +65,27 @@ __device__ __forceinline__ void describe_block(const Params& params, int64_t blo
   task.shift[1] = down ? header->down_shift : header->up_shift;
 }
 
-template <class C>
-__device__ __forceinline__ void claim_role(const Params& params, SharedStorage<C>& smem) {
-  const uint64_t epoch = smem.epoch;
-  const int64_t num_tokens = smem.num_tokens;
+// What is known before the route lists, and what they add.
+__device__ __forceinline__ TaskCounts counts_before_routes(const Params& params, int64_t num_tokens) {
   TaskCounts counts;
   counts.dispatch_chunks = ceil_div(num_tokens, dispatch_chunk(num_tokens));
   counts.route_tasks = 2 * kRouteTasks;
   counts.combine_chunks = ceil_div(num_tokens, combine_chunk(num_tokens));
   counts.gemm1_tiles = params.problem.intermediate_blocks();
   counts.gemm2_tiles = gemm2_tiles(params.problem.hidden);
+  return counts;
+}
+__device__ __forceinline__ void add_blocks(const Params& params, TaskCounts& counts) {
+  counts.blocks = __ldcg(reinterpret_cast<const int64_t*>(params.workspace + params.local.block_begin) + params.num_slots);
+  counts.arrange_pieces = __ldcg(reinterpret_cast<const unsigned long long*>(&params.state->arranges)) != 0 ? kArrangePieces : 0;
+  counts.arrange_ahead = max_of(1, params.local.window / 2);
+}
+
+template <class C>
+__device__ __forceinline__ void claim_role(const Params& params, SharedStorage<C>& smem) {
+  const uint64_t epoch = smem.epoch;
+  const int64_t num_tokens = smem.num_tokens;
+  TaskCounts counts = counts_before_routes(params, num_tokens);
   bool routes_known = false;
   auto queue = RingCursor<kQueueSlots>::producer();
   auto finished = RingCursor<kQueueSlots>::consumer();
@@ -91,13 +103,10 @@ __device__ __forceinline__ void claim_role(const Params& params, SharedStorage<C
           params, [&] { return ptx::load_acquire_gpu(&params.state->routes_ready); }, epoch, TaskKind::kGemm1, WaitFlag::kRoutesReady,
           static_cast<uint64_t>(params.self), 0);
       routes_known = true;
-      if (more) {
-        counts.blocks = __ldcg(reinterpret_cast<const int64_t*>(params.workspace + params.local.block_begin) + params.num_slots);
-        counts.arrange_pieces = __ldcg(reinterpret_cast<const unsigned long long*>(&params.state->arranges)) != 0 ? kArrangePieces : 0;
-        counts.arrange_ahead = max_of(1, params.local.window / 2);
-      }
+      if (more) add_blocks(params, counts);
     }
-    const Task claimed = more ? task_at(counts, ticket) : Task{};
+    Task claimed = more ? task_at(counts, ticket) : Task{};
+    if (!is_of_this_launch(params, claimed.kind)) claimed = {};
     BlockTask& task = smem.queue[queue.slot];
     task.kind = static_cast<int32_t>(claimed.kind);
     task.index = claimed.index;
