@@ -1,4 +1,4 @@
-// The memory of all ranks on their GPUs, and the calls on it.
+// The memory of this process's ranks on their GPUs, and the calls on it.
 #pragma once
 
 #include <memory>
@@ -10,6 +10,7 @@
 #include "cuda/devices.hpp"
 #include "cuda/layer_weights.hpp"
 #include "cuda/rank_memory.hpp"
+#include "cuda/symmetric_memory.hpp"
 
 namespace monomoe::cuda {
 
@@ -25,7 +26,8 @@ struct Staging {
 
 class LayerWorkspace final : public Workspace {
  public:
-  static Result<std::unique_ptr<Workspace>> make(const Topology& topology, const Problem& problem, int64_t max_slots, uint32_t timeout_ms);
+  static Result<std::unique_ptr<Workspace>> make(const Topology& topology, const Problem& problem, int64_t max_slots, uint32_t timeout_ms,
+                                                 const WorldRank* world);
   ~LayerWorkspace() override;
 
   int gpu(int32_t rank) const override { return topology_.gpu[rank]; }
@@ -40,6 +42,7 @@ class LayerWorkspace final : public Workspace {
   LayerWorkspace(const Topology& topology, const Problem& problem, int64_t max_slots, uint32_t timeout_ms)
       : topology_(topology), problem_(problem), max_slots_(max_slots), timeout_ms_(timeout_ms) {}
 
+  Result<void> make_symmetric(const WorldRank* world);
   // Copies what is host memory to the GPU; the result points to GPU memory only.
   Result<RankCall> stage(int32_t rank, const RankCall& call, int64_t hidden);
   Params params(const LayerWeights& weights, int32_t rank, const RankCall& call) const;
@@ -51,6 +54,8 @@ class LayerWorkspace final : public Workspace {
   Problem problem_;  // the largest layer's
   int64_t max_slots_;
   uint32_t timeout_ms_;
+  std::unique_ptr<SymmetricMemory> symmetric_;
+  // [ranks]; empty for ranks elsewhere
   std::vector<RankWorkspace> memory_;
   std::vector<Stream> streams_;
   std::vector<Staging> staging_;
