@@ -54,7 +54,8 @@ class DType(enum.IntEnum):
 
 class ContextOptions(c.Structure):
     _fields_ = [("struct_size", c.c_uint32), ("backend", c.c_int), ("num_ranks", c.c_int32), ("num_threads", c.c_int32),
-                ("vector_bits", c.c_int32), ("timeout_ms", c.c_uint32)]
+                ("vector_bits", c.c_int32), ("timeout_ms", c.c_uint32), ("world_ranks", c.c_int32), ("rank", c.c_int32), ("gpu", c.c_int32),
+                ("ranks_per_gpu", c.c_int32)]
 
 
 class Matrix(c.Structure):
@@ -72,12 +73,12 @@ class Placement(c.Structure):
 
 class Layer(c.Structure):
     _fields_ = [("struct_size", c.c_uint32), ("num_experts", c.c_int32), ("hidden", c.c_int64), ("intermediate", c.c_int64),
-                ("experts", c.POINTER(Expert)), ("placement", c.POINTER(Placement)), ("swiglu_limit", c.c_float)]
+                ("experts", c.POINTER(Expert)), ("placement", c.POINTER(Placement)), ("swiglu_limit", c.c_float), ("tag", c.c_uint64)]
 
 
 class WorkspaceOptions(c.Structure):
     _fields_ = [("struct_size", c.c_uint32), ("topk", c.c_int32), ("hidden", c.c_int64), ("max_intermediate", c.c_int64),
-                ("max_experts", c.c_int32), ("capacity", c.c_int64)]
+                ("max_experts", c.c_int32), ("capacity", c.c_int64), ("peers", c.POINTER(c.c_void_p))]
 
 
 class Tokens(c.Structure):
@@ -125,6 +126,7 @@ FUNCTIONS = {
     "weights_max_local_experts": (c.c_int32, [_P]),
     "workspace_create": (c.c_int, [_P, c.POINTER(WorkspaceOptions), _OUT]),
     "workspace_destroy": (None, [_P]),
+    "symmetric_bytes": (c.c_int, [_P, c.POINTER(WorkspaceOptions), c.POINTER(c.c_int64)]),
     "workspace_poison": (c.c_int, [_P, c.c_uint8]),
     "workspace_status": (c.c_int, [_P]),
     "forward": (c.c_int, [_P, _P, c.POINTER(Tokens), c.POINTER(Times)]),

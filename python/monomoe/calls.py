@@ -171,15 +171,17 @@ class _Call:
 
 
 def forward(weights: Weights, workspace: Workspace, x: Any, topk_ids: Any, topk_weights: Any, *, x_scales: Any = None, out: Any = None,
-            rank: int = 0, stream: Stream = "current") -> Any:
+            rank: int | None = None, stream: Stream = "current") -> Any:
     """One rank's part of a call (see Tokens for shapes); returns out.
 
-    Collective: every rank of the context calls it, from its own thread if the call blocks. stream: "current" enqueues on the framework's current
-    stream where all tensors are GPU memory, and blocks otherwise; a number is a cudaStream_t; None blocks. On a stream the call neither waits nor
-    allocates, so it may be captured in a CUDA graph, and failures of the launch are told by Workspace.check and by the next call. A call that
-    blocks finishes torch's and CuPy's work on their current stream first.
+    Collective: every rank of the context or world calls it, from its own thread if the call blocks. rank: None = the context's own in a world,
+    else 0. stream: "current" enqueues on the framework's current stream where all tensors are GPU memory, and blocks otherwise; a number is a
+    cudaStream_t; None blocks. On a stream the call neither waits nor allocates, so it may be captured in a CUDA graph, and failures of the launch
+    are told by Workspace.check and by the next call. A call that blocks finishes torch's and CuPy's work on their current stream first.
     """
     call = _Call(Tokens(x, topk_ids, topk_weights, x_scales, out), workspace, stream)
+    if rank is None:
+        rank = workspace.context.world.rank if workspace.context.world else 0
     check(library.monomoe_forward_rank(weights._handle.pointer, workspace._handle.pointer, rank, c.byref(call.struct), call.stream, None))
     return call.result(out)
 

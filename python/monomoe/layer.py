@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 from dataclasses import dataclass
-from typing import Any, Iterable, Literal, NamedTuple, Sequence, Union
+from typing import Any, Iterable, Literal, NamedTuple, Protocol, Sequence, Union
 
 from monomoe import _abi, tensors
 from monomoe._library import Handle, check, library
@@ -31,19 +31,41 @@ def choice(name: str, given: Any, choices: dict[str, Any]) -> Any:
     return choices[given]
 
 
+class SymmetricMemory(Protocol):
+    """What gives the ranks of a world memory that all of them can write (monomoe.torch.distributed has implementations)."""
+
+    def allocate(self, num_bytes: int) -> tuple[Sequence[int], Any]:
+        """Collective. Zeroed memory of num_bytes on every rank: the address of each rank's in this process, and what keeps it mapped."""
+
+
+class World(NamedTuple):
+    """One rank of a world whose other ranks are other processes. gpu: the CUDA device of this process, None = the current one. ranks_per_gpu: ranks
+    that share this GPU at the same time."""
+
+    size: int
+    rank: int
+    memory: SymmetricMemory
+    gpu: int | None = None
+    ranks_per_gpu: int = 1
+
+
 class Context:
-    """A backend and the ranks of this process.
+    """A backend and the ranks of this process, or, with world, one rank of several processes.
 
     backend: "auto" takes the best this machine runs; `backend` and `why` say which. ranks: 1..64, all in this process. threads: CPU
     threads over all ranks, 0 = one per core. vector_bits: 0 = widest, or 128, 256, 512. timeout_ms: longest wait for another rank,
     0 = 30000.
     """
 
-    def __init__(self, backend: BackendName = "auto", *, ranks: int = 1, threads: int = 0, vector_bits: int = 0, timeout_ms: int = 0):
+    def __init__(self, backend: BackendName = "auto", *, ranks: int = 1, threads: int = 0, vector_bits: int = 0, timeout_ms: int = 0,
+                 world: World | None = None):
         options = _abi.ContextOptions(c.sizeof(_abi.ContextOptions), choice("backend", backend, _BACKENDS), ranks, threads, vector_bits,
                                       timeout_ms)
+        if world is not None:
+            options.world_ranks, options.rank, options.ranks_per_gpu = world.size, world.rank, world.ranks_per_gpu
+            options.gpu = 0 if world.gpu is None else world.gpu + 1
         self._handle = Handle(library.monomoe_context_destroy, library.monomoe_context_create, c.byref(options))
-        self.num_ranks = ranks
+        self.num_ranks, self.world = ranks, world
         why = c.c_char_p()
         taken = library.monomoe_context_backend(self._handle.pointer, c.byref(why))
         self.backend: str = _abi.Backend(taken).name.lower()
@@ -191,6 +213,25 @@ def _pack_list(experts: Sequence[Expert]) -> _Packed:
     return _Packed(structs, structs[0].gate.cols, structs[0].gate.rows, alive)
 
 
+def _spread(packed: _Packed, num_experts: int | None, ids: Sequence[int] | None, context: Context) -> _Packed:
+    """The experts at their numbers among all of the layer; those of other ranks stay zero and are not read."""
+    given = len(packed.experts)
+    total = given if num_experts is None else num_experts
+    if total == given and ids is None:
+        return packed
+    if ids is None:
+        size, rank = (context.world.size, context.world.rank) if context.world else (1, 0)
+        if given * size != total:
+            raise UsageError(f"{given} experts are given of {total} on {size} ranks, wanted an equal share on each; give their ids")
+        ids = range(rank * given, (rank + 1) * given)
+    if len(ids) != given or any(not 0 <= e < total for e in ids) or len(set(ids)) != given:
+        raise UsageError(f"ids are {list(ids)}, wanted {given} different numbers below {total}, one for each expert given")
+    structs = (_abi.Expert * total)()
+    for place, expert in zip(ids, packed.experts):
+        structs[place] = expert
+    return packed._replace(experts=structs)
+
+
 def placement_struct(entries: PlacementLike | None) -> tuple[Any, list[Any]]:
     """The ABI's placement (a pointer or None) of (expert, rank, slot) triples, and what keeps it alive."""
     if entries is None:
@@ -208,13 +249,17 @@ class Weights:
 
     experts: a StackedExperts, or one Expert each. swiglu_limit: clamp of gate (above) and up (both sides); None = none. placement:
     (expert, rank, slot) triples, None = experts on ranks in order, as even as possible.
+    In a context of one rank of a world: num_experts of the whole layer, ids of the experts given here (None = all, or this rank's equal share
+    in order), tag a number that is the same on all ranks and another for each layer, e.g. its number in the model.
     """
 
-    def __init__(self, context: Context, experts: ExpertSource, *, swiglu_limit: float | None = None, placement: PlacementLike | None = None):
+    def __init__(self, context: Context, experts: ExpertSource, *, swiglu_limit: float | None = None, placement: PlacementLike | None = None,
+                 num_experts: int | None = None, ids: Sequence[int] | None = None, tag: int = 0):
         packed = _pack_stacked(experts) if isinstance(experts, StackedExperts) else _pack_list(experts)
+        packed = _spread(packed, num_experts, ids, context)
         where, alive = placement_struct(placement)
         layer = _abi.Layer(c.sizeof(_abi.Layer), len(packed.experts), packed.hidden, packed.intermediate, packed.experts,
-                           c.cast(where, c.POINTER(_abi.Placement)) if where is not None else None, swiglu_limit or 0.0)
+                           c.cast(where, c.POINTER(_abi.Placement)) if where is not None else None, swiglu_limit or 0.0, tag)
         handle = Handle(library.monomoe_weights_destroy, library.monomoe_weights_create, context._handle.pointer, c.byref(layer),
                         parents=(context._handle,))
         del alive, packed.alive[:]
@@ -239,7 +284,8 @@ class Weights:
 
 
 class Workspace:
-    """Symmetric memory, local memory and flags of all ranks. One call at a time; several layers may share one.
+    """Symmetric memory, local memory and flags of all ranks. One call at a time; several layers may share one. Making one is collective over the
+    ranks of a world.
 
     layers: the weights that will use it. topk: slots per token, 1..32. capacity: most tokens one rank may bring in one call.
     """
@@ -262,8 +308,14 @@ class Workspace:
 
     def _make(self, context: Context, topk: int, capacity: int, hidden: int, max_intermediate: int, max_experts: int) -> None:
         options = _abi.WorkspaceOptions(c.sizeof(_abi.WorkspaceOptions), topk, hidden, max_intermediate, max_experts, capacity)
+        self._memory: Any = None
+        if context.world is not None:
+            size = c.c_int64()
+            check(library.monomoe_symmetric_bytes(context._handle.pointer, c.byref(options), c.byref(size)))
+            addresses, self._memory = context.world.memory.allocate(size.value)
+            options.peers = (c.c_void_p * context.world.size)(*addresses)
         self._handle = Handle(library.monomoe_workspace_destroy, library.monomoe_workspace_create, context._handle.pointer, c.byref(options),
-                              parents=(context._handle,))
+                              parents=(context._handle, self._memory))
         self.context, self.topk, self.hidden, self.capacity = context, topk, hidden, capacity
 
     def check(self) -> None:

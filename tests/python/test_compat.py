@@ -197,7 +197,7 @@ def test_refusals():
         ("y is torch.float32", lambda: pair(p.y.float(), l1, l2, p.buffer, activation_clamp=10.0)),
         ("mma_type is 'bf16xbf16'", lambda: deep_gemm.get_symm_buffer_for_mega_moe(p.context, 8, 8, 2, 256, 128, mma_type="bf16xbf16")),
         ("num_shared_experts is 1", lambda: deep_gemm.get_symm_buffer_for_mega_moe(p.context, 8, 8, 2, 256, 128, num_shared_experts=1)),
-        ("group has 8 ranks", lambda: deep_gemm.get_symm_buffer_for_mega_moe(Group(), 8, 8, 2, 256, 128)),
+        ("torch.distributed is not initialised", lambda: deep_gemm.get_symm_buffer_for_mega_moe(Group(), 8, 8, 2, 256, 128)),
         ("no positive power of two", lambda: deep_gemm.transform_weights_for_fp8_mxfp4_fused_mega_moe_sm90(
             (p.w13.view(torch.uint8), torch.full((EXPERTS, 2 * INTER, HIDDEN // 32), 3.0)), (p.w2.view(torch.uint8), p.s2))),
     ]

@@ -6,24 +6,31 @@ from typing import Any
 
 import torch
 
-from monomoe.errors import UnavailableError, UsageError
+from monomoe.errors import UsageError
 from monomoe.layer import Context, Workspace
+from monomoe.torch import distributed
 from monomoe.torch.layer import MoELayer, default_context
 
 ALIGNMENT = 128  # capacities are rounded up to a multiple, as the other packages do
 
 
+_joined: list[tuple[Any, Context]] = []  # groups live as long as their process, as a rule
+
+
 def context_of(group: Any) -> Context:
-    """The context of a process group, of None (one rank), or of a Context of one rank given in place of the group."""
+    """The context of a process group, of None (one rank), or of a Context given in place of the group. Collective for a group of several."""
     if isinstance(group, Context):
-        if group.num_ranks != 1:
-            raise UsageError(f"group is {group}, wanted a Context of one rank; a buffer belongs to one rank")
+        if group.num_ranks != 1 or group.world is not None:
+            raise UsageError(f"group is {group}, wanted a Context of one rank; give the process group of several ranks itself")
         return group
-    size = 1 if group is None else group.size()
-    if size != 1:
-        raise UnavailableError(f"group has {size} ranks, and this version runs the ranks of one process only; use a group of one rank, or "
-                               "monomoe.Context(ranks=...) with monomoe.forward_ranks")
-    return default_context()
+    if group is None or group.size() == 1:
+        return default_context()
+    for known, context in _joined:
+        if known is group:
+            return context
+    context = distributed.join(group)
+    _joined.append((group, context))
+    return context
 
 
 class StagingBuffer:
@@ -34,11 +41,15 @@ class StagingBuffer:
 
     def __init__(self, group: Any, num_experts: int, num_max_tokens_per_rank: int, num_topk: int, hidden: int, intermediate_hidden: int):
         context = context_of(group)
+        self.num_ranks, self.rank = (context.world.size, context.world.rank) if context.world else (1, 0)
+        if num_experts % self.num_ranks != 0:
+            raise UsageError(f"num_experts is {num_experts} on {self.num_ranks} ranks, wanted a multiple; each rank gives an equal share")
+        self.num_local_experts = num_experts // self.num_ranks
         capacity = -(-num_max_tokens_per_rank // ALIGNMENT) * ALIGNMENT
         self.group, self.num_experts, self.num_topk = group, num_experts, num_topk
         self.num_max_tokens_per_rank, self.hidden, self.intermediate_hidden = capacity, hidden, intermediate_hidden
         self.workspace: Workspace | None = Workspace.sized(context, topk=num_topk, capacity=capacity, hidden=hidden,
-                                                           max_intermediate=intermediate_hidden, max_experts=self.num_experts)
+                                                           max_intermediate=intermediate_hidden, max_experts=self.num_local_experts)
         self.device = torch.device("cuda", torch.cuda.current_device()) if context.backend == "cuda" else torch.device("cpu")
         self._allocate(capacity)
 
@@ -73,17 +84,19 @@ class StagingBuffer:
             raise UsageError(f"{name}: {num_tokens} tokens, the buffer was made for at most {self.num_max_tokens_per_rank}; make it larger")
         if y.dtype is not torch.bfloat16 or y.dim() != 2 or y.shape[1] != self.hidden or not y.is_contiguous() or y.shape[0] < num_tokens:
             raise UsageError(f"{name}: y is {y.dtype} {tuple(y.shape)}, wanted contiguous torch.bfloat16 [{num_tokens} or more, {self.hidden}]")
-        if stats is not None and (stats.dtype is not torch.int32 or tuple(stats.shape) != (self.num_experts,) or stats.device != self.device):
+        if stats is not None and (stats.dtype is not torch.int32 or tuple(stats.shape) != (self.num_local_experts,) or stats.device != self.device):
             raise UsageError(f"{name}: cumulative_local_expert_recv_stats is {stats.dtype} {tuple(stats.shape)} on {stats.device}, wanted "
-                             f"torch.int32 ({self.num_experts},) on {self.device}")
+                             f"torch.int32 ({self.num_local_experts},) on {self.device}")
         ids = self.topk_idx[:num_tokens]
         layer.run(self.x[:num_tokens], ids, self.topk_weights[:num_tokens], self.x_sf[:num_tokens], y[:num_tokens])
         if stats is not None:
             self._count(ids, stats)
 
     def _count(self, ids: torch.Tensor, stats: torch.Tensor) -> None:
-        """Adds what the experts received to stats."""
+        """Adds what this rank's experts received, from all ranks, to stats."""
         live = (ids >= 0) & (ids < self.num_experts)
         received = torch.zeros(self.num_experts, dtype=torch.int32, device=self.device)
         received.index_add_(0, ids.clamp(0, self.num_experts - 1).flatten(), live.flatten().to(torch.int32))
-        stats.add_(received)
+        if self.num_ranks > 1:
+            torch.distributed.all_reduce(received, group=self.group)
+        stats.add_(received[self.rank * self.num_local_experts:(self.rank + 1) * self.num_local_experts])

@@ -8,6 +8,7 @@ known, and the host copy is freed then.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import weakref
 from typing import Any, Callable
 
@@ -15,7 +16,7 @@ import torch
 
 from monomoe.compat import _formats
 from monomoe.errors import UsageError
-from monomoe.layer import StackedExperts, Weights, Workspace
+from monomoe.layer import Context, StackedExperts, Weights, Workspace
 from monomoe.torch.layer import MoELayer
 
 _MARK = "_monomoe_weights"
@@ -60,10 +61,22 @@ class Transformed:
         source = self._source()
         if l1_globals is not None or l2_globals is not None:
             source = _with_globals(source, l1_globals, l2_globals)
-        weights = Weights(workspace.context, source, swiglu_limit=clamp)
+        context = workspace.context
+        if context.world is None:
+            weights = Weights(context, source, swiglu_limit=clamp)
+        else:  # this rank's share; ranks pack their layers in the same order, so that a layer's number is the same on all
+            count = source.w2.shape[0] * context.world.size
+            weights = Weights(context, source, swiglu_limit=clamp, num_experts=count, tag=_next_tag(context))
         self._layer, self._made_for = MoELayer(weights, workspace=workspace), made_for
         if not self._watched:
             self._source = None
+
+
+_tags: "weakref.WeakKeyDictionary[Context, itertools.count[int]]" = weakref.WeakKeyDictionary()
+
+
+def _next_tag(context: Context) -> int:
+    return next(_tags.setdefault(context, itertools.count(1)))
 
 
 def _with_globals(source: StackedExperts, l1_globals: Any, l2_globals: Any) -> StackedExperts:

@@ -61,7 +61,7 @@ def get_symm_buffer_for_sm90_mega_moe(group: Any, num_experts: int, num_max_toke
                                       intermediate_hidden: int, use_fp8_dispatch: bool = True, activation: str = "swiglu",
                                       num_shared_experts: int = 0, fused: bool = True, num_experts_per_wave: Optional[int] = None,
                                       l2_act_sf_gran_k: Optional[int] = None) -> SM90SymmBuffer:
-    """The buffer of a group of one rank (a ProcessGroup, None, or a monomoe.Context). The last three arguments choose between kernels of the
+    """The buffer of a group (a ProcessGroup, None for one rank, or a monomoe.Context); collective. The last three arguments choose between kernels of the
     other package and choose nothing here, except that l2_act_sf_gran_k cannot be 64."""
     if l2_act_sf_gran_k not in (None, 128):
         _refuse("get_symm_buffer_for_sm90_mega_moe", "l2_act_sf_gran_k", l2_act_sf_gran_k, "None or 128")

@@ -31,7 +31,7 @@ _FAMILIES = ("auto", "fused", "split")
 
 
 class MegaMoESymmBuffer(StagingBuffer):
-    """One rank's buffer: x, x_sf, topk_idx, topk_weights, stage(), commit_staged(), destroy(). group: a ProcessGroup of one rank, None, or a
+    """One rank's buffer: x, x_sf, topk_idx, topk_weights, stage(), commit_staged(), destroy(). group: a ProcessGroup, None (one rank), or a
     monomoe.Context. activation_clamp: None = no clamp. fast_math chooses nothing."""
 
     def __init__(self, group: Any, num_experts: int, num_max_tokens_per_rank: int, num_topk: int, hidden: int, intermediate_hidden: int,

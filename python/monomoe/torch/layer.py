@@ -8,7 +8,7 @@ import itertools
 import os
 import struct
 import weakref
-from typing import Any
+from typing import Any, Sequence
 
 import torch
 
@@ -17,7 +17,7 @@ from monomoe._library import fail, library
 from monomoe.calls import forward as generic_forward
 from monomoe.checkpoint import Checkpoint
 from monomoe.errors import UsageError
-from monomoe.layer import BackendName, Context, Expert, FormatName, PlacementLike, StackedExperts, Weights, Workspace
+from monomoe.layer import BackendName, Context, Expert, FormatName, PlacementLike, StackedExperts, Weights, Workspace, World
 
 _keys = itertools.count(1)
 _layers: "weakref.WeakValueDictionary[int, MoELayer]" = weakref.WeakValueDictionary()
@@ -55,10 +55,19 @@ def _raw_stream(device: int) -> int:
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)
 
 
-@functools.lru_cache(maxsize=None)
 def default_context(backend: BackendName = "auto") -> Context:
-    """The process's context of one rank, shared by all layers that are given none."""
-    return Context(backend)
+    """The process's context of one rank, on torch's current GPU where it has one, shared by all layers that are given none."""
+    gpu = torch.cuda.current_device() if backend != "cpu" and torch.cuda.is_available() else 0
+    return _default_context(backend, gpu)
+
+
+@functools.lru_cache(maxsize=None)
+def _default_context(backend: BackendName, gpu: int) -> Context:
+    if gpu == 0:
+        return Context(backend)
+    from monomoe.torch.distributed import LocalMemory
+    context = Context(backend, world=World(1, 0, LocalMemory(gpu), gpu))
+    return context if context.backend == "cuda" else Context("cpu")
 
 
 class MoELayer(torch.nn.Module):
@@ -74,14 +83,15 @@ class MoELayer(torch.nn.Module):
     the other. The experts are packed, not Parameters: they are in no state_dict, and update_expert replaces one.
     """
 
-    def __init__(self, weights: Weights, *, topk: int = 0, max_tokens: int = 0, workspace: Workspace | None = None, rank: int = 0):
+    def __init__(self, weights: Weights, *, topk: int = 0, max_tokens: int = 0, workspace: Workspace | None = None, rank: int | None = None):
         super().__init__()
         if workspace is None:
             workspace = Workspace(weights, topk=topk, capacity=max_tokens)
         elif topk not in (0, workspace.topk) or max_tokens > workspace.capacity:
             raise UsageError(f"topk {topk} and max_tokens {max_tokens} do not fit the workspace of topk {workspace.topk} and capacity "
                              f"{workspace.capacity}; leave them away or give another workspace")
-        self.weights, self.workspace, self.rank = weights, workspace, rank
+        world = weights.context.world
+        self.weights, self.workspace, self.rank = weights, workspace, (world.rank if world else 0) if rank is None else rank
         self.hidden, self.topk = weights.hidden, workspace.topk
         self.key = next(_keys)
         _layers[self.key] = self
@@ -105,10 +115,13 @@ class MoELayer(torch.nn.Module):
     def from_tensors(cls, format: FormatName, w13: torch.Tensor, w13_scale: torch.Tensor, w2: torch.Tensor, w2_scale: torch.Tensor, *,
                      topk: int = 0, max_tokens: int = 0, w13_global: torch.Tensor | None = None, w2_global: torch.Tensor | None = None,
                      swiglu_limit: float | None = None, context: Context | None = None, workspace: Workspace | None = None,
-                     placement: PlacementLike | None = None) -> "MoELayer":
-        """All experts from stacked tensors (monomoe.StackedExperts has their shapes); read here only, on any device."""
+                     placement: PlacementLike | None = None, num_experts: int | None = None, ids: Sequence[int] | None = None,
+                     tag: int = 0) -> "MoELayer":
+        """All experts from stacked tensors (monomoe.StackedExperts has their shapes), or this rank's (monomoe.Weights: num_experts, ids, tag); read
+        here only, on any device."""
         experts = StackedExperts(format, w13, w13_scale, w2, w2_scale, w13_global, w2_global)
-        weights = Weights(context or default_context(), experts, swiglu_limit=swiglu_limit, placement=placement)
+        weights = Weights(context or default_context(), experts, swiglu_limit=swiglu_limit, placement=placement, num_experts=num_experts, ids=ids,
+                          tag=tag)
         return cls(weights, topk=topk, max_tokens=max_tokens, workspace=workspace)
 
     def update_expert(self, index: int, expert: Expert) -> None:
