@@ -10,6 +10,7 @@
 
 #include "cuda/launch.hpp"
 #include "cuda/rank_memory.hpp"
+#include "cuda/symmetric_memory.hpp"
 #include "read_memory.hpp"
 #include "reference/random_layer.hpp"
 #include "weights/pack_expert.hpp"
@@ -110,6 +111,7 @@ void bench(const Shape& shape, WeightFormat format, const char* format_name, con
   const PlacementTable placement = must(PlacementTable::even(shape.experts, 1));
   const auto weights = must(cuda::RankWeights::make(problem, placement, 0));
   for (int32_t e = 0; e < weights.num_slots(); ++e) must(weights.upload(e, packed[e % kDistinct].data()));
+  const auto symmetric = must(cuda::DeviceMemory::make(std::vector<int>{0}, symmetric_layout(problem)));
   const auto workspace = must(cuda::RankWorkspace::make(problem, shape.experts, launch.variant));
   const int64_t most = shape.tokens.back();
   std::vector<uint16_t> x(most * shape.hidden);
@@ -143,7 +145,7 @@ void bench(const Shape& shape, WeightFormat format, const char* format_name, con
   p.symmetric = symmetric_layout(problem);
   p.local = cuda::gpu_workspace_layout(problem, shape.experts);
   p.num_slots = weights.num_slots();
-  p.peers[0] = workspace.symmetric();
+  p.peers[0] = reinterpret_cast<uint8_t*>(symmetric->base(0));
   p.workspace = workspace.local();
   p.scratch = workspace.scratch();
   p.state = workspace.state();

@@ -1,4 +1,4 @@
-"""Checks the arrows between folders: every #include under src/, cli/ and bench/ against one table.
+"""Checks the arrows between folders: every #include under src/, cli/ and bench/ against one table, and the Python package's imports.
 
 Prints each line that breaks a rule and exits 1; exits 0 and prints nothing if all hold. The table is ARCHITECTURE.md's.
 """
@@ -29,6 +29,14 @@ MAY_INCLUDE: dict[str, set[str]] = {
 DEVICE_FOLDERS = {"src/numerics", "src/plan"}
 DEVICE_SYSTEM = {"cstdint", "cstddef", "array", "type_traits"}
 DEVICE_PROJECT = {"base/host_device.h"}
+
+# Python folder -> what it may import at a module's top besides the standard library. Other frameworks are looked for where they are needed.
+MAY_IMPORT: dict[str, set[str]] = {
+    "python/monomoe": {"monomoe"},
+    "python/monomoe/torch": {"monomoe", "monomoe.torch", "torch"},
+    "python/monomoe/compat": {"monomoe", "monomoe.torch", "monomoe.compat", "torch"},
+}
+IMPORT = re.compile(r"^(?:from|import) +([\w.]+)")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
 SUFFIXES = {".h", ".hpp", ".cpp", ".c", ".cc", ".cu", ".cuh"}
@@ -82,9 +90,33 @@ def check(root: Path) -> list[str]:
     return lines
 
 
+def package_of(module: str) -> str:
+    """The entry of MAY_IMPORT's values that stands for a module: the folder of this package, or the framework's name."""
+    parts = module.split(".")
+    if parts[0] == "monomoe" and len(parts) > 1 and parts[1] in ("torch", "compat"):
+        return ".".join(parts[:2])
+    return parts[0]
+
+
+def check_python(root: Path) -> list[str]:
+    lines = []
+    for file in sorted((root / "python").rglob("*.py")):
+        relative = file.relative_to(root)
+        folder = relative.parent.as_posix()
+        allowed = MAY_IMPORT.get(folder)
+        if allowed is None:
+            lines.append(f"{relative}: its folder is not in the table of tools/check_layers.py; add it with what it may import")
+            continue
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            found = IMPORT.match(line)
+            if found and (package := package_of(found[1])) not in allowed and package not in sys.stdlib_module_names and package != "__future__":
+                lines.append(f"{relative}:{number}: import of {found[1]}: {folder} may import only {', '.join(sorted(allowed))} at the top of a file")
+    return lines
+
+
 def main() -> int:
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent
-    breaches = check(root)
+    breaches = check(root) + check_python(root)
     print("\n".join(breaches), end="\n" if breaches else "")
     return 1 if breaches else 0
 

@@ -21,15 +21,16 @@ int main(void) {
   const monomoe_matrix matrix = {MONOMOE_FP8, MONOMOE_SCALE_F32, kSize, kSize, ones, &scale, 0.0f};
   const monomoe_expert expert = {matrix, matrix, matrix};
 
-  monomoe_context_options options = {sizeof(options), MONOMOE_BACKEND_AUTO, 1, 1, 0, 0, MONOMOE_LAUNCH_AUTO};
+  monomoe_context_options options = {.struct_size = sizeof(options), .num_ranks = 1, .num_threads = 1};
   monomoe_context* context = NULL;
   check(monomoe_context_create(&options, &context));
 
-  monomoe_layer layer = {sizeof(layer), 1, kSize, kSize, &expert, NULL, 0.0f};
+  monomoe_layer layer = {.struct_size = sizeof(layer), .num_experts = 1, .hidden = kSize, .intermediate = kSize, .experts = &expert};
   monomoe_weights* weights = NULL;
   check(monomoe_weights_create(context, &layer, &weights));
 
-  monomoe_workspace_options sizes = {sizeof(sizes), 1, kSize, kSize, monomoe_weights_max_local_experts(weights), 1, MONOMOE_LAUNCH_AUTO};
+  monomoe_workspace_options sizes = {.struct_size = sizeof(sizes), .topk = 1, .hidden = kSize, .max_intermediate = kSize,
+                                     .max_experts = monomoe_weights_max_local_experts(weights), .capacity = 1};
   monomoe_workspace* workspace = NULL;
   check(monomoe_workspace_create(context, &sizes, &workspace));
 
@@ -37,7 +38,8 @@ int main(void) {
   for (int i = 0; i < kSize; ++i) x[i] = 0x3F80;  // bf16 one
   const int32_t id = 0;
   const float route_weight = 1.0f;
-  monomoe_tokens tokens = {sizeof(tokens), MONOMOE_DTYPE_BF16, 1, x, NULL, MONOMOE_DTYPE_I32, &id, &route_weight, y};
+  monomoe_tokens tokens = {.struct_size = sizeof(tokens), .x_dtype = MONOMOE_DTYPE_BF16, .num_tokens = 1, .x = x, .ids_dtype = MONOMOE_DTYPE_I32,
+                           .topk_ids = &id, .topk_weights = &route_weight, .y = y};
   check(monomoe_forward(weights, workspace, &tokens, NULL));
 
   const uint32_t bits = (uint32_t)y[0] << 16;

@@ -94,6 +94,12 @@ class Context {
     options.num_ranks = num_ranks;
     return create(options);
   }
+  // One rank of a world of `world_ranks`, whose other ranks are other contexts or processes; the workspace gets the memory they share.
+  static Expected<Context> create_rank(int32_t world_ranks, int32_t rank, monomoe_context_options options = {}) {
+    options.world_ranks = world_ranks;
+    options.rank = rank;
+    return create(options);
+  }
   explicit Context(monomoe_context* raw) : handle_(raw) {}
   monomoe_context* get() const { return handle_.get(); }
   monomoe_backend backend() const { return monomoe_context_backend(get(), nullptr); }
@@ -133,15 +139,20 @@ struct WorkspaceSize {
 
 class Workspace {
  public:
-  static Expected<Workspace> create(const Context& context, const Weights& weights, const WorkspaceSize& size) {
-    monomoe_workspace_options options{};
-    options.topk = size.topk;
-    options.hidden = size.hidden;
-    options.max_intermediate = size.intermediate;
+  // peers: with a context of one rank of a world only, every rank's symmetric memory as this process sees it; then creation is collective.
+  static Expected<Workspace> create(const Context& context, const Weights& weights, const WorkspaceSize& size, std::span<void* const> peers = {}) {
+    monomoe_workspace_options options = options_of(size);
     options.max_experts = weights.max_local_experts();
-    options.capacity = size.capacity;
-    options.launch = size.launch;
+    options.peers = peers.data();
     return create(context, options);
+  }
+  // Bytes of symmetric memory that each rank of a world brings.
+  static Expected<int64_t> symmetric_bytes(const Context& context, const WorkspaceSize& size) {
+    const monomoe_workspace_options options = options_of(size);
+    int64_t bytes = 0;
+    if (const monomoe_status status = monomoe_symmetric_bytes(context.get(), &options, &bytes); status != MONOMOE_OK)
+      return detail::last_failure(status);
+    return bytes;
   }
   static Expected<Workspace> create(const Context& context, monomoe_workspace_options options) {
     options.struct_size = sizeof(options);
@@ -154,6 +165,15 @@ class Workspace {
   Expected<Done> status() const { return detail::done(monomoe_workspace_status(get())); }
 
  private:
+  static monomoe_workspace_options options_of(const WorkspaceSize& size) {
+    monomoe_workspace_options options{};
+    options.struct_size = sizeof(options);
+    options.topk = size.topk;
+    options.hidden = size.hidden;
+    options.max_intermediate = size.intermediate;
+    options.capacity = size.capacity;
+    return options;
+  }
   detail::Handle<monomoe_workspace, monomoe_workspace_destroy> handle_;
 };
 
@@ -176,6 +196,13 @@ inline monomoe_tokens tokens(std::span<const uint16_t> x, std::span<const int64_
 inline Expected<Done> forward(const Weights& weights, Workspace& workspace, std::span<const monomoe_tokens> ranks,
                               monomoe_times* times = nullptr) {
   return detail::done(monomoe_forward(weights.get(), workspace.get(), ranks.data(), times));
+}
+
+// One rank's part of a call, from its own thread or process; stream: NULL blocks, else a cudaStream_t of the rank's GPU.
+inline Expected<Done> forward_rank(const Weights& weights, Workspace& workspace, int32_t rank, monomoe_tokens tokens, void* stream = nullptr,
+                                   monomoe_times* times = nullptr) {
+  tokens.struct_size = sizeof(tokens);
+  return detail::done(monomoe_forward_rank(weights.get(), workspace.get(), rank, &tokens, stream, times));
 }
 
 class Checkpoint {

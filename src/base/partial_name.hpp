@@ -2,7 +2,9 @@
 // mkdir), so nothing that was there before is ever written to or removed.
 #pragma once
 
-#include <random>
+#include <unistd.h>
+
+#include <cstdint>
 #include <string>
 
 namespace monomoe {
@@ -12,9 +14,12 @@ inline constexpr int kPartialAttempts = 16;  // 36^8 names: even a second attemp
 // "OUT.partial-x7k2m90q".
 inline std::string partial_name(const std::string& target) {
   constexpr char kLetters[] = "0123456789abcdefghijklmnopqrstuvwxyz";
-  std::random_device random;  // the system's, so forks and threads do not repeat each other
+  // The system's, so forks and threads do not repeat each other; directly, since libstdc++'s way would tie a wheel to glibc 2.36. Should it
+  // ever fail the name is one that others may have too, and whoever insists on making it says so.
+  uint32_t random[8] = {};
+  (void)!getentropy(random, sizeof(random));
   std::string name = target + ".partial-";
-  for (int i = 0; i < 8; ++i) name += kLetters[random() % 36];
+  for (const uint32_t r : random) name += kLetters[r % 36];
   return name;
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <thread>
 
 #include "comm/flags.hpp"
@@ -10,6 +11,7 @@ namespace monomoe {
 namespace {
 
 constexpr uint64_t kBeingWritten = 1, kWritten = 2;
+constexpr std::chrono::seconds kWritingTakesAtMost{2};  // seven words: only a writer that is gone needs longer
 
 uint64_t join(uint32_t high, uint32_t low) { return uint64_t{high} << 32 | low; }
 uint32_t high_of(uint64_t word) { return static_cast<uint32_t>(word >> 32); }
@@ -37,6 +39,7 @@ const char* flag_text(FlagName flag) {
     case FlagName::kBlockDone: return "block_done";
     case FlagName::kOutcome: return "outcome";
     case FlagName::kLayer: return "layer";
+    case FlagName::kUnknown: break;
   }
   return "unknown";
 }
@@ -58,6 +61,7 @@ std::string to_sentence(const ErrorRecord& record) {
     return fmt::format("rank {}, {}: rank {} uses other weights in this call; all ranks must make the same calls in the same order",
                        record.rank, role_text(record.role), record.peer);
   }
+  if (record.flag == FlagName::kUnknown) return "a rank gave up and its process ended before it had said why";
   const char* unit = record.flag == FlagName::kArrivals ? "pieces" : "epoch";
   return fmt::format("rank {}, {}: {} within {} ms (flag {}, expected {} {}, seen {})", record.rank, role_text(record.role),
                      what_failed(record), record.timeout_ms, flag_text(record.flag), unit, record.expected, record.seen);
@@ -88,8 +92,15 @@ bool has_record(SymmetricFlags& flags) { return look(flags.abort_record[0]) != 0
 
 ErrorRecord read_record(SymmetricFlags& flags) {
   uint64_t* words = flags.abort_record;
-  while (look(words[0]) != kWritten) std::this_thread::yield();
   ErrorRecord record;
+  const auto end = std::chrono::steady_clock::now() + kWritingTakesAtMost;
+  while (look(words[0]) != kWritten) {
+    if (std::chrono::steady_clock::now() > end) {
+      record.flag = FlagName::kUnknown;
+      return record;
+    }
+    std::this_thread::yield();
+  }
   record.code = static_cast<Status>(high_of(words[1]));
   record.rank = static_cast<int32_t>(low_of(words[1]));
   record.role = static_cast<TaskKind>(high_of(words[2]));

@@ -10,7 +10,7 @@
 
 namespace monomoe {
 
-enum class FlagName : uint32_t { kArrived, kDrained, kArrivals, kRoutesReady, kBlockDone, kOutcome, kLayer };
+enum class FlagName : uint32_t { kArrived, kDrained, kArrivals, kRoutesReady, kBlockDone, kOutcome, kLayer, kUnknown };
 
 struct ErrorRecord {
   Status code = Status::kTimeout;
@@ -34,7 +34,8 @@ std::string reject_sentence(RejectReason reason, uint64_t value, int64_t capacit
 void write_record(SymmetricFlags& flags, const ErrorRecord& record);
 // True as soon as some rank has begun to write a record.
 bool has_record(SymmetricFlags& flags);
-// The record; waits for its writer to finish the few words. Wants has_record.
+// The record; waits for its writer to finish the few words. Wants has_record. A writer that ended in between, as only another process can,
+// leaves a record of kUnknown.
 ErrorRecord read_record(SymmetricFlags& flags);
 
 }  // namespace monomoe

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "comm/flags.hpp"
+
 namespace monomoe {
 
 Result<PageRegion> PageRegion::create(int64_t bytes) {
@@ -31,6 +33,18 @@ PageRegion& PageRegion::operator=(PageRegion&& other) noexcept {
 
 PageRegion::~PageRegion() {
   if (data_ != nullptr) munmap(data_, static_cast<size_t>(bytes_));
+}
+
+Result<void> SymmetricMemory::read_words(int32_t rank, int64_t offset, std::span<uint64_t> words) const {
+  auto* from = reinterpret_cast<uint64_t*>(base(rank) + offset);
+  for (size_t i = 0; i < words.size(); ++i) words[i] = look(from[i]);
+  return {};
+}
+
+Result<void> SymmetricMemory::write_words(int32_t rank, int64_t offset, std::span<const uint64_t> words) const {
+  auto* to = reinterpret_cast<uint64_t*>(base(rank) + offset);
+  for (size_t i = 0; i < words.size(); ++i) publish(to[i], words[i]);
+  return {};
 }
 
 Result<std::unique_ptr<SymmetricMemory>> InProcessMemory::create(int32_t ranks, int64_t bytes) {

@@ -172,8 +172,8 @@ std::optional<Refusal> get_scratch(CpuWorkspace& workspace, int32_t rank, const 
 Result<void> run_rank(const CpuWeights& weights, CpuWorkspace& workspace, int32_t rank, const RankCall& call,
                       const RunOptions& options, StageTimes* times) {
   const Clock::time_point begin = Clock::now();
-  if (rank < 0 || rank >= workspace.problem().ranks) {
-    return usage_error(fmt::format("rank {} does not exist: the workspace has {} ranks", rank, workspace.problem().ranks));
+  if (!workspace.holds(rank)) {
+    return usage_error(fmt::format("rank {} is not one of the workspace's {} ranks in this process", rank, workspace.problem().ranks));
   }
   const Entry entry(workspace, rank);
   if (!entry.entered()) return usage_error(fmt::format("rank {} is already in a call on this workspace; one call at a time", rank));

@@ -19,6 +19,7 @@ struct RankCall {
   bool wide_ids = false;
   const float* topk_weights = nullptr;
   uint16_t* y = nullptr;            // bf16 [num_tokens, hidden]; written on success only
+  const int64_t* num_tokens_device = nullptr;  // not this backend's: the number of tokens in GPU memory, at most num_tokens
 
   // For tests: called by a worker with kNone when the rank's call begins and with the task's kind before each task.
   std::function<void(TaskKind)> hook;

@@ -4,17 +4,27 @@
 
 #include <utility>
 
+#include "plan/layer_tag.hpp"
+
 namespace monomoe::cpu {
 
-CpuWeights::CpuWeights(const Problem& problem, PlacementTable placement, float swiglu_limit)
-    : problem_(problem), layout_(expert_layout(problem)), placement_(std::move(placement)), swiglu_limit_(swiglu_limit) {}
+CpuWeights::CpuWeights(const Problem& problem, PlacementTable placement, float swiglu_limit, uint64_t tag)
+    : problem_(problem), layout_(expert_layout(problem)), placement_(std::move(placement)), swiglu_limit_(swiglu_limit), tag_(tag) {}
 
 Result<CpuWeights> CpuWeights::create(const Problem& problem, PlacementTable placement, float swiglu_limit) {
+  return make(problem, std::move(placement), swiglu_limit, -1, unique_layer_tag());
+}
+
+Result<CpuWeights> CpuWeights::create_for_rank(const Problem& problem, PlacementTable placement, float swiglu_limit, int32_t rank, uint64_t tag) {
+  return make(problem, std::move(placement), swiglu_limit, rank, tag);
+}
+
+Result<CpuWeights> CpuWeights::make(const Problem& problem, PlacementTable placement, float swiglu_limit, int32_t rank, uint64_t tag) {
   if (placement.experts() != problem.experts || placement.ranks() != problem.ranks) {
     return usage_error(fmt::format("the placement is for {} experts on {} ranks, the layer has {} experts on {} ranks",
                                    placement.experts(), placement.ranks(), problem.experts, problem.ranks));
   }
-  CpuWeights weights(problem, std::move(placement), swiglu_limit);
+  CpuWeights weights(problem, std::move(placement), swiglu_limit, tag);
   const PlacementView view = weights.placement_.view();
   weights.serving_.reserve(problem.ranks * problem.experts);
   for (int32_t src = 0; src < problem.ranks; ++src) {
@@ -22,7 +32,8 @@ Result<CpuWeights> CpuWeights::create(const Problem& problem, PlacementTable pla
   }
   weights.experts_.reserve(problem.experts);
   for (int64_t expert = 0; expert < problem.experts; ++expert) {
-    auto region = PageRegion::create(weights.layout_.bytes);
+    const bool is_held = rank < 0 || view.has_copy(static_cast<int32_t>(expert), rank);
+    auto region = PageRegion::create(is_held ? weights.layout_.bytes : 0);
     if (!region) return region.error();
     weights.experts_.push_back(region.take());
   }

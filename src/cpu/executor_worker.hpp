@@ -25,7 +25,7 @@ struct RankRun {
 
   int32_t self() const { return comm.self(); }
   // The same number on all ranks that use the same weights.
-  uint64_t layer() const { return reinterpret_cast<uintptr_t>(&weights); }
+  uint64_t layer() const { return weights.tag(); }
   // Where source src's rows begin in units of rows; src is a peer.
   int64_t peer_row(int64_t src, int64_t reader) const { return peer_block(src, reader) * problem.capacity; }
   // Bit mask of the ranks that serve a live slot of this token of this rank.

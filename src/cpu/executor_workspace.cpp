@@ -17,24 +17,39 @@ T* at(std::byte* base, int64_t offset) {
 
 }  // namespace
 
-CpuWorkspace::CpuWorkspace(const Problem& problem, int64_t max_slots)
+CpuWorkspace::CpuWorkspace(const Problem& problem, int64_t max_slots, int32_t first_rank, int32_t end_rank)
     : problem_(problem),
       max_slots_(max_slots),
       symmetric_layout_(symmetric_layout(problem)),
       local_layout_(workspace_layout(problem, max_slots, kTokenBlock)),
+      first_rank_(first_rank),
+      end_rank_(end_rank),
       ranks_(problem.ranks) {}
 
+Result<void> CpuWorkspace::make_local() {
+  for (int32_t rank = 0; rank < static_cast<int32_t>(problem_.ranks); ++rank) {
+    auto local = PageRegion::create(holds(rank) ? local_layout_.bytes : 0);
+    if (!local) return local.error();
+    local_.push_back(local.take());
+  }
+  return {};
+}
+
 Result<std::unique_ptr<CpuWorkspace>> CpuWorkspace::create(const Problem& problem, int64_t max_slots) {
-  std::unique_ptr<CpuWorkspace> workspace(new CpuWorkspace(problem, max_slots));
   const int32_t ranks = static_cast<int32_t>(problem.ranks);
+  std::unique_ptr<CpuWorkspace> workspace(new CpuWorkspace(problem, max_slots, 0, ranks));
   auto symmetric = InProcessMemory::create(ranks, workspace->symmetric_layout_.bytes);
   if (!symmetric) return symmetric.error();
   workspace->symmetric_ = symmetric.take();
-  for (int32_t rank = 0; rank < ranks; ++rank) {
-    auto local = PageRegion::create(workspace->local_layout_.bytes);
-    if (!local) return local.error();
-    workspace->local_.push_back(local.take());
-  }
+  if (auto local = workspace->make_local(); !local) return local.error();
+  return workspace;
+}
+
+Result<std::unique_ptr<CpuWorkspace>> CpuWorkspace::create(const Problem& problem, int64_t max_slots, const WorldRank& world) {
+  std::unique_ptr<CpuWorkspace> workspace(new CpuWorkspace(problem, max_slots, world.rank, world.rank + 1));
+  workspace->symmetric_ = std::make_unique<ExternalMemory>(world.peers, workspace->symmetric_layout_.bytes);
+  if (auto local = workspace->make_local(); !local) return local.error();
+  if (auto agreed = exchange_fingerprints(*workspace->symmetric_, problem, WorldBackend::kCpu, world); !agreed) return agreed.error();
   return workspace;
 }
 
@@ -62,7 +77,7 @@ std::string CpuWorkspace::poison_cause(int32_t rank) const {
 void CpuWorkspace::poison_bytes(uint8_t byte) {
   const SymmetricLayout& symmetric = symmetric_layout_;
   const WorkspaceLayout& local = local_layout_;
-  for (int32_t rank = 0; rank < static_cast<int32_t>(ranks_.size()); ++rank) {
+  for (int32_t rank = first_rank_; rank < end_rank_; ++rank) {
     std::memset(symmetric_->base(rank) + symmetric.route_ids, byte, symmetric.bytes - symmetric.route_ids);
     std::memset(local_[rank].data() + local.own_scales, byte, local.bytes - local.own_scales);
   }

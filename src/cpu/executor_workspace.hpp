@@ -1,4 +1,4 @@
-// The memory of all ranks for calls of up to `capacity` tokens a rank: symmetric regions, own regions, each rank's epoch and
+// The memory of this process's ranks for calls of up to `capacity` tokens a rank: symmetric regions, own regions, each rank's epoch and
 // its workers' scratch. One workspace serves several layers: regions are placed for the largest, strides come from the layer.
 #pragma once
 
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "comm/fingerprint.hpp"
 #include "comm/symmetric_memory.hpp"
 #include "plan/flags.h"
 #include "plan/memory_layout.h"
@@ -48,6 +49,8 @@ class CpuWorkspace {
   // The problem of the largest layer: hidden and topk are those of all layers, intermediate the largest; slots: the largest number
   // of experts one rank holds.
   static Result<std::unique_ptr<CpuWorkspace>> create(const Problem& problem, int64_t max_slots);
+  // That of one rank of a world, whose symmetric memory comes from outside. Collective: returns when all ranks have made theirs and agree.
+  static Result<std::unique_ptr<CpuWorkspace>> create(const Problem& problem, int64_t max_slots, const WorldRank& world);
 
   const Problem& problem() const { return problem_; }
   int64_t max_slots() const { return max_slots_; }
@@ -59,7 +62,10 @@ class CpuWorkspace {
 
   // The sentence of the failure that made this workspace useless, "" while it is fine.
   std::string poison_cause(int32_t rank) const;
-  bool poisoned() const { return !poison_cause(0).empty(); }
+  bool poisoned() const { return !poison_cause(first_rank_).empty(); }
+  // Ranks whose memory is this workspace's: all, or the one of a world.
+  int32_t first_rank() const { return first_rank_; }
+  bool holds(int32_t rank) const { return rank >= first_rank_ && rank < end_rank_; }
 
   // Fills every region except flags and arrivals: results must not depend on it. Not during a call.
   void poison_bytes(uint8_t byte);
@@ -87,14 +93,16 @@ class CpuWorkspace {
     std::vector<Scratch> scratch;  // per worker
   };
 
-  CpuWorkspace(const Problem& problem, int64_t max_slots);
+  CpuWorkspace(const Problem& problem, int64_t max_slots, int32_t first_rank, int32_t end_rank);
+  Result<void> make_local();
 
   Problem problem_;
   int64_t max_slots_;
   SymmetricLayout symmetric_layout_;
   WorkspaceLayout local_layout_;
+  int32_t first_rank_, end_rank_;
   std::unique_ptr<SymmetricMemory> symmetric_;
-  std::vector<PageRegion> local_;
+  std::vector<PageRegion> local_;  // [ranks]; empty for ranks elsewhere
   std::vector<Rank> ranks_;
 };
 

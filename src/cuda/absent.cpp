@@ -10,5 +10,6 @@ Result<std::unique_ptr<Backend>> make_backend(int32_t) {
   return unavailable("this build has no CUDA backend: " MONOMOE_NO_CUDA_REASON
                      "; './run build' makes one, or cmake -DMONOMOE_CUDA=ON with nvcc 12.4 or newer");
 }
+Result<std::unique_ptr<Backend>> make_world_backend(const WorldGpu& world) { return make_backend(world.ranks); }
 
 }  // namespace monomoe::cuda

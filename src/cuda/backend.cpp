@@ -17,11 +17,13 @@ class HopperBackend final : public Backend {
   explicit HopperBackend(Topology topology) : topology_(std::move(topology)) {}
 
   const std::string& description() const override { return topology_.description; }
-  Result<std::unique_ptr<Weights>> make_weights(const Problem& problem, const PlacementTable& placement, float swiglu_limit) override {
-    return LayerWeights::make(topology_, problem, placement, swiglu_limit);
+  Result<std::unique_ptr<Weights>> make_weights(const Problem& problem, const PlacementTable& placement, float swiglu_limit,
+                                                uint64_t tag) override {
+    return LayerWeights::make(topology_, problem, placement, swiglu_limit, tag);
   }
-  Result<std::unique_ptr<Workspace>> make_workspace(const Problem& problem, int64_t max_slots, uint32_t timeout_ms, LaunchVariant launch) override {
-    return LayerWorkspace::make(topology_, problem, max_slots, timeout_ms, launch);
+  Result<std::unique_ptr<Workspace>> make_workspace(const Problem& problem, int64_t max_slots, uint32_t timeout_ms, LaunchVariant launch,
+                                                    const WorldRank* world) override {
+    return LayerWorkspace::make(topology_, problem, max_slots, timeout_ms, launch, world);
   }
   Result<MemoryPlace> place(const void* pointer) const override {
     cudaPointerAttributes attributes{};
@@ -47,6 +49,12 @@ int required_driver_version() { return CUDART_VERSION / 1000 * 1000; }
 
 Result<std::unique_ptr<Backend>> make_backend(int32_t ranks) {
   auto topology = choose_topology(ranks);
+  if (!topology) return topology.error();
+  return std::unique_ptr<Backend>(std::make_unique<HopperBackend>(topology.take()));
+}
+
+Result<std::unique_ptr<Backend>> make_world_backend(const WorldGpu& world) {
+  auto topology = world_topology(world);
   if (!topology) return topology.error();
   return std::unique_ptr<Backend>(std::make_unique<HopperBackend>(topology.take()));
 }

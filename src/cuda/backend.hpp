@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/result.hpp"
+#include "comm/fingerprint.hpp"
 #include "cuda/launch_variant.h"
 #include "plan/placement_table.hpp"
 #include "plan/problem.h"
@@ -22,6 +23,14 @@ struct RankCall {
   bool wide_ids = false;
   const float* topk_weights = nullptr;
   uint16_t* y = nullptr;
+  const int64_t* num_tokens_device = nullptr;  // not null: the launch reads the number here, num_tokens is the most it may be; enqueue only
+};
+
+// One rank of a world as the caller places it.
+struct WorldGpu {
+  int32_t ranks = 1, rank = 0;
+  int gpu = -1;           // -1: the calling thread's current one
+  int ranks_per_gpu = 1;  // all of which must be resident together
 };
 
 // Where a pointer leads. gpu: the device's number, -1 for host memory; managed memory belongs to every GPU.
@@ -30,20 +39,21 @@ struct MemoryPlace {
   bool managed = false;
 };
 
-// The packed experts of a layer on the GPUs of all ranks.
+// The packed experts of a layer on the GPUs of this process's ranks.
 class Weights {
  public:
   virtual ~Weights() = default;
-  // Into every copy of the expert; packed: expert_layout(problem).bytes. Any thread.
+  // Into every copy of the expert on these; packed: expert_layout(problem).bytes. Any thread.
   virtual Result<void> upload(int32_t expert, const uint8_t* packed) = 0;
 };
 
-// The memory of all ranks, and the calls on it.
+// The memory of this process's ranks, and the calls on it: of all ranks, or of one rank of a world.
 class Workspace {
  public:
   virtual ~Workspace() = default;
   virtual int gpu(int32_t rank) const = 0;
-  // All ranks at once; returns when all have finished. weights[rank], calls[rank]; the layer fits the workspace. y that is host memory is
+  // All ranks of this process at once; returns when they have finished. weights[rank], calls[rank], of which a world's other ranks' are not
+  // looked at; the layer fits the workspace. y that is host memory is
   // written on success only. wall: seconds, may be null.
   virtual Result<void> run(std::span<Weights* const> weights, std::span<const RankCall> calls, double* wall) = 0;
   // One rank's launches on the caller's stream: no wait, no allocation; all pointers are memory of the rank's GPU.
@@ -57,16 +67,16 @@ class Workspace {
   virtual Result<void> fill(uint8_t byte) = 0;
 };
 
-// The GPUs of all ranks. Weights and workspaces must not outlive it.
+// The GPUs of this process's ranks. Weights and workspaces must not outlive it.
 class Backend {
  public:
   virtual ~Backend() = default;
   // "2 ranks on GPU 0 (NVIDIA H200), 66 thread blocks each".
   virtual const std::string& description() const = 0;
-  virtual Result<std::unique_ptr<Weights>> make_weights(const Problem& problem, const PlacementTable& placement, float swiglu_limit) = 0;
-  // problem, max_slots: as for the CPU's workspace. launch: of every call of every rank.
+  virtual Result<std::unique_ptr<Weights>> make_weights(const Problem& problem, const PlacementTable& placement, float swiglu_limit, uint64_t tag) = 0;
+  // problem, max_slots: as for the CPU's workspace. world: null if all ranks are here; else collective over the ranks of the world. launch: of every call of every rank.
   virtual Result<std::unique_ptr<Workspace>> make_workspace(const Problem& problem, int64_t max_slots, uint32_t timeout_ms,
-                                                            LaunchVariant launch) = 0;
+                                                            LaunchVariant launch, const WorldRank* world) = 0;
   virtual Result<MemoryPlace> place(const void* pointer) const = 0;
 };
 
@@ -77,5 +87,6 @@ const char* why_not_built();
 int required_driver_version();
 // Chooses the GPUs. kUnavailable, with what was found and what is wanted, if this machine cannot.
 Result<std::unique_ptr<Backend>> make_backend(int32_t ranks);
+Result<std::unique_ptr<Backend>> make_world_backend(const WorldGpu& world);
 
 }  // namespace monomoe::cuda

@@ -68,6 +68,7 @@ Result<void> prepare(const std::vector<int>& gpus) {
 
 Result<Topology> one_gpu_each(const std::vector<Gpu>& gpus, int ranks) {
   Topology topology;
+  topology.end_rank = ranks;
   for (int rank = 0; rank < ranks; ++rank) {
     topology.gpu.push_back(gpus[rank].number);
     topology.thread_blocks.push_back(gpus[rank].multiprocessors);
@@ -87,6 +88,7 @@ Result<Topology> all_on_one_gpu(const Gpu& gpu, size_t gpus, int ranks) {
   }
   if (auto done = prepare({gpu.number}); !done) return done.error();
   Topology topology;
+  topology.end_rank = ranks;
   topology.gpu.assign(ranks, gpu.number);
   topology.thread_blocks.assign(ranks, share);
   topology.description = fmt::format("{} ranks on GPU {} ({}), {} thread blocks each, since only {} Hopper GPU{} visible", ranks, gpu.number,
@@ -94,7 +96,46 @@ Result<Topology> all_on_one_gpu(const Gpu& gpu, size_t gpus, int ranks) {
   return topology;
 }
 
+// The GPU of a rank of a world: the one its caller counts from 1, or the thread's current one.
+Result<Gpu> named_gpu(const std::vector<Gpu>& gpus, int number) {
+  const bool is_current = number < 0;
+  if (is_current) {
+    if (auto got = check(cudaGetDevice(&number), "asking for the current GPU"); !got) return got.error();
+  }
+  std::string found;
+  for (const Gpu& gpu : gpus) {
+    if (gpu.number == number) return gpu;
+    found += fmt::format("{}{}", found.empty() ? "" : ", ", gpu.number);
+  }
+  const std::string which = is_current ? fmt::format("GPU {}, the calling thread's current one,", number)
+                                       : fmt::format("GPU {} (options->gpu is {}, counted from 1)", number, number + 1);
+  return unavailable(fmt::format("{} is not a Hopper GPU that this process sees; Hopper GPUs here: {}", which, found));
+}
+
 }  // namespace
+
+Result<Topology> world_topology(const WorldGpu& world) {
+  auto gpus = hopper_gpus();
+  if (!gpus) return gpus.error();
+  auto gpu = named_gpu(gpus.value(), world.gpu);
+  if (!gpu) return gpu.error();
+  const Gpu& found = gpu.value();
+  const int share = found.multiprocessors / world.ranks_per_gpu;
+  if (share < 1) {
+    return unavailable(fmt::format("options->ranks_per_gpu is {}, but GPU {} ({}) has {} multiprocessors, one a rank at least", world.ranks_per_gpu,
+                                   found.number, found.name, found.multiprocessors));
+  }
+  if (auto done = prepare({found.number}); !done) return done.error();
+  Topology topology;
+  topology.first_rank = world.rank;
+  topology.end_rank = world.rank + 1;
+  topology.is_world = true;
+  topology.gpu.assign(world.ranks, -1);
+  topology.gpu[world.rank] = found.number;
+  topology.thread_blocks.assign(world.ranks, share);
+  topology.description = fmt::format("rank {} of {} on GPU {} ({}), {} thread blocks", world.rank, world.ranks, found.number, found.name, share);
+  return topology;
+}
 
 Result<Topology> choose_topology(int ranks) {
   auto gpus = hopper_gpus();

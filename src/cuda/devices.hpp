@@ -7,11 +7,14 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "cuda/backend.hpp"
 
 namespace monomoe::cuda {
 
-// One entry a rank.
+// One entry a rank of the world; those of ranks in other processes mean nothing.
 struct Topology {
+  int32_t first_rank = 0, end_rank = 0;  // of this process
+  bool is_world = false;                 // one rank among others elsewhere
   std::vector<int> gpu;
   std::vector<int> thread_blocks;  // of a launch; the ranks of one GPU share its multiprocessors, so that all are resident together
   std::string description;
@@ -19,6 +22,8 @@ struct Topology {
 
 // With as many Hopper GPUs as ranks, one each and peer access between all of them; else all ranks on the first one.
 Result<Topology> choose_topology(int ranks);
+// One rank of a world, on the GPU its caller names. Nothing is said to the driver about peers: their memory comes mapped.
+Result<Topology> world_topology(const WorldGpu& world);
 
 // Makes a GPU current while it lives, and the caller's again afterwards.
 class CurrentGpu {

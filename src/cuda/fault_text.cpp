@@ -20,6 +20,19 @@ FlagName flag_name(uint64_t flag) {
   return FlagName::kArrived;
 }
 
+// What a rank elsewhere left in this one's memory: less than its own record, which its own process tells.
+Error peer_error(const DeviceError& record) {
+  switch (static_cast<DeviceErrorCode>(record.item)) {
+    case DeviceErrorCode::kBadExpertId: return usage_error(fmt::format("rank {} met an expert id that does not exist", record.rank));
+    case DeviceErrorCode::kTooManyTokens: return usage_error(fmt::format("rank {} met a number of tokens that cannot be", record.rank));
+    case DeviceErrorCode::kLayerMismatch:
+      return usage_error(fmt::format("rank {}: rank {} uses other weights in this call; all ranks must make the same calls in the same order",
+                                     record.rank, record.peer));
+    default: break;
+  }
+  return Error{Status::kTimeout, fmt::format("rank {} gave up waiting for rank {}, and the call ended on all ranks", record.rank, record.peer)};
+}
+
 }  // namespace
 
 Error fault_error(const DeviceError& record, const Problem& problem, uint32_t timeout_ms) {
@@ -29,7 +42,9 @@ Error fault_error(const DeviceError& record, const Problem& problem, uint32_t ti
                                      static_cast<int64_t>(record.seen), static_cast<int64_t>(record.item) / problem.topk,
                                      static_cast<int64_t>(record.item) % problem.topk, record.expected));
     case DeviceErrorCode::kTooManyTokens:
-      return usage_error(fmt::format("rank {}: {} tokens exceed the capacity of {}", record.rank, record.seen, record.expected));
+      return usage_error(fmt::format("rank {}: num_tokens_device holds {}, wanted 0..{}, which is num_tokens", record.rank,
+                                     static_cast<int64_t>(record.seen), record.expected));
+    case DeviceErrorCode::kPeerAborted: return peer_error(record);
     case DeviceErrorCode::kSharedBase:
       return Error{Status::kInternal, "shared memory does not begin where this build of the kernel expects it; build the library with another nvcc"};
     default: break;

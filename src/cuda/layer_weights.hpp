@@ -1,4 +1,4 @@
-// The packed experts of a layer on every rank's GPU.
+// The packed experts of a layer on the GPUs of this process's ranks.
 #pragma once
 
 #include <vector>
@@ -12,13 +12,13 @@ namespace monomoe::cuda {
 class LayerWeights final : public Weights {
  public:
   static Result<std::unique_ptr<Weights>> make(const Topology& topology, const Problem& problem, const PlacementTable& placement,
-                                               float swiglu_limit);
+                                               float swiglu_limit, uint64_t tag);
   Result<void> upload(int32_t expert, const uint8_t* packed) override;
 
   const Problem& problem() const { return problem_; }
   float swiglu_limit() const { return swiglu_limit_; }
   const RankWeights& rank(int32_t rank) const { return ranks_[rank]; }
-  // Differs between any two layers of this process: ranks that are out of step notice.
+  // Ranks that use layers of different tags in one call notice (plan/layer_tag.hpp).
   uint64_t tag() const { return tag_; }
 
  private:
@@ -30,7 +30,7 @@ class LayerWeights final : public Weights {
   PlacementTable placement_;
   float swiglu_limit_;
   uint64_t tag_;
-  std::vector<RankWeights> ranks_;
+  std::vector<RankWeights> ranks_;  // [ranks]; empty for ranks elsewhere
 };
 
 }  // namespace monomoe::cuda

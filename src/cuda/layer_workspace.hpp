@@ -1,4 +1,4 @@
-// The memory of all ranks on their GPUs, and the calls on it.
+// The memory of this process's ranks on their GPUs, and the calls on it.
 #pragma once
 
 #include <memory>
@@ -11,6 +11,7 @@
 #include "cuda/launch.hpp"
 #include "cuda/layer_weights.hpp"
 #include "cuda/rank_memory.hpp"
+#include "cuda/symmetric_memory.hpp"
 
 namespace monomoe::cuda {
 
@@ -27,7 +28,7 @@ struct Staging {
 class LayerWorkspace final : public Workspace {
  public:
   static Result<std::unique_ptr<Workspace>> make(const Topology& topology, const Problem& problem, int64_t max_slots, uint32_t timeout_ms,
-                                                 LaunchVariant variant);
+                                                 LaunchVariant variant, const WorldRank* world);
   ~LayerWorkspace() override;
 
   int gpu(int32_t rank) const override { return topology_.gpu[rank]; }
@@ -42,6 +43,7 @@ class LayerWorkspace final : public Workspace {
   LayerWorkspace(const Topology& topology, const Problem& problem, int64_t max_slots, uint32_t timeout_ms, LaunchVariant variant)
       : topology_(topology), problem_(problem), max_slots_(max_slots), timeout_ms_(timeout_ms), variant_(variant) {}
 
+  Result<void> make_symmetric(const WorldRank* world);
   // Copies what is host memory to the GPU; the result points to GPU memory only.
   Result<RankCall> stage(int32_t rank, const RankCall& call, int64_t hidden);
   Params params(const LayerWeights& weights, int32_t rank, const RankCall& call) const;
@@ -56,6 +58,8 @@ class LayerWorkspace final : public Workspace {
   int64_t max_slots_;
   uint32_t timeout_ms_;
   LaunchVariant variant_;
+  std::unique_ptr<SymmetricMemory> symmetric_;
+  // [ranks]; empty for ranks elsewhere
   std::vector<RankWorkspace> memory_;
   std::vector<Stream> streams_;
   std::vector<Staging> staging_;

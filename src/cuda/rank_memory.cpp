@@ -48,9 +48,6 @@ Result<void> RankWeights::upload(int32_t slot, const uint8_t* packed) const {
 
 Result<RankWorkspace> RankWorkspace::make(const Problem& problem, int64_t max_slots, LaunchVariant launch) {
   RankWorkspace workspace;
-  const SymmetricLayout symmetric = symmetric_layout(problem);
-  auto shared = DeviceBuffer::make(symmetric.bytes, "symmetric memory");
-  if (!shared) return shared.error();
   auto local = DeviceBuffer::make(gpu_workspace_layout(problem, max_slots).bytes, "the workspace");
   if (!local) return local.error();
   auto state = DeviceBuffer::make(sizeof(DeviceState), "counters");
@@ -68,14 +65,11 @@ Result<RankWorkspace> RankWorkspace::make(const Problem& problem, int64_t max_sl
     if (!unfused) return unfused.error();
     workspace.unfused_ = unfused.take();
   }
-  workspace.symmetric_ = shared.take();
   workspace.local_ = local.take();
   workspace.state_ = state.take();
-  // Flags and arrival counters begin at zero; everything else may hold anything.
-  if (auto done = check(cudaMemset(workspace.symmetric(), 0, symmetric.route_ids), "clearing flags"); !done) return done.error();
   if (auto done = check(cudaMemset(workspace.state(), 0, sizeof(DeviceState)), "clearing counters"); !done) return done.error();
   // The launches run on streams that do not wait for the one the clearing ran on.
-  if (auto done = check(cudaDeviceSynchronize(), "clearing flags"); !done) return done.error();
+  if (auto done = check(cudaDeviceSynchronize(), "clearing counters"); !done) return done.error();
   void* error = nullptr;
   if (auto done = check(cudaHostAlloc(&error, sizeof(DeviceError), cudaHostAllocMapped | cudaHostAllocPortable), "allocating the error record"); !done) {
     return done.error();

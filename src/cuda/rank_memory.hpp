@@ -1,4 +1,4 @@
-// One rank's device memory: packed experts of a layer, and the workspace of a call.
+// One rank's own device memory: packed experts of a layer, and the workspace of a call.
 #pragma once
 
 #include <cstdint>
@@ -33,12 +33,11 @@ class RankWeights {
   DeviceBuffer experts_, slots_, serving_;
 };
 
-// Symmetric memory, own memory and counters of one rank.
+// Workspace, counters and error record of one rank.
 class RankWorkspace {
  public:
   static Result<RankWorkspace> make(const Problem& problem, int64_t max_slots, LaunchVariant launch);
 
-  uint8_t* symmetric() const { return symmetric_.data(); }
   uint8_t* local() const { return local_.data(); }
   float* scratch() const { return reinterpret_cast<float*>(scratch_.data()); }
   uint8_t* unfused() const { return unfused_.data(); }  // null but for LaunchVariant::kUnfused
@@ -50,7 +49,7 @@ class RankWorkspace {
   struct FreeHost {
     void operator()(DeviceError* error) const { cudaFreeHost(error); }
   };
-  DeviceBuffer symmetric_, local_, scratch_, unfused_, state_;
+  DeviceBuffer local_, scratch_, unfused_, state_;
   std::unique_ptr<DeviceError, FreeHost> error_;
 };
 

@@ -13,11 +13,10 @@ Result<void> require_pointer(const void* pointer, std::string_view argument) {
   return {};
 }
 
-Result<void> require_struct(const void* bytes, uint32_t struct_size, size_t known_size, std::string_view argument) {
-  if (struct_size < known_size) {
+Result<void> require_struct(const void* bytes, uint32_t struct_size, size_t first_size, size_t known_size, std::string_view argument) {
+  if (struct_size < first_size) {
     return usage_error(
-        fmt::format("{}->struct_size is {}, wanted {}; set it to sizeof of the struct and compile against this library's header", argument,
-                    struct_size, known_size));
+        fmt::format("{}->struct_size is {}, wanted {}; set it to sizeof of the struct", argument, struct_size, known_size));
   }
   const auto* begin = static_cast<const unsigned char*>(bytes);
   for (size_t i = known_size; i < struct_size; ++i) {

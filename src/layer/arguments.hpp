@@ -1,6 +1,7 @@
 // Checks every entry of the ABI makes on what it is given: pointers, struct sizes, enumerators, alignment.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string_view>
@@ -14,14 +15,34 @@ namespace monomoe::layer {
 // Usage error naming the argument if it is NULL.
 Result<void> require_pointer(const void* pointer, std::string_view argument);
 
-// struct_size must cover the fields this library knows. A longer struct comes from a newer header: its extra bytes must be zero, since
-// what they ask for is not known here.
-Result<void> require_struct(const void* bytes, uint32_t struct_size, size_t known_size, std::string_view argument);
+// The size of a struct in the first header that had it: no caller's can be shorter.
+template <class Struct>
+inline constexpr size_t kFirstSize = sizeof(Struct);
+template <>
+inline constexpr size_t kFirstSize<monomoe_context_options> = offsetof(monomoe_context_options, launch);
+template <>
+inline constexpr size_t kFirstSize<monomoe_layer> = offsetof(monomoe_layer, tag);
+template <>
+inline constexpr size_t kFirstSize<monomoe_workspace_options> = offsetof(monomoe_workspace_options, launch);
+template <>
+inline constexpr size_t kFirstSize<monomoe_tokens> = offsetof(monomoe_tokens, num_tokens_device);
+
+// A longer struct than this library knows comes from a newer header: its extra bytes must be zero, since what they ask for is not known here.
+Result<void> require_struct(const void* bytes, uint32_t struct_size, size_t first_size, size_t known_size, std::string_view argument);
 
 template <class Struct>
 Result<void> require_struct(const Struct* value, std::string_view argument) {
   if (auto given = require_pointer(value, argument); !given) return given;
-  return require_struct(value, value->struct_size, sizeof(Struct), argument);
+  return require_struct(value, value->struct_size, kFirstSize<Struct>, sizeof(Struct), argument);
+}
+
+// A copy of a checked struct in which the fields that the caller's header does not have are 0.
+template <class Struct>
+Result<Struct> read_struct(const Struct* value, std::string_view argument) {
+  if (auto given = require_struct(value, argument); !given) return given.error();
+  Struct copy{};
+  std::memcpy(&copy, value, value->struct_size < sizeof(Struct) ? value->struct_size : sizeof(Struct));
+  return copy;
 }
 
 // Rejects an address that is not a multiple of alignment, naming the pointer.

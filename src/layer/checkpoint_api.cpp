@@ -23,9 +23,28 @@ Result<void> check_layer_number(int32_t layer) {
   return layer < 0 ? Result<void>(usage_error(fmt::format("layer is {}, wanted 0 or more", layer))) : Result<void>{};
 }
 
-Result<LayerWeights> load(const monomoe_checkpoint& checkpoint, int32_t layer, bool scan_values, int threads) {
+// scanned: the experts whose values are checked; null: all.
+Result<LayerWeights> load(const monomoe_checkpoint& checkpoint, int32_t layer, bool scan_values, int threads,
+                          const std::vector<bool>* scanned = nullptr) {
   if (auto legal = check_layer_number(layer); !legal) return legal.error();
-  return checkpoint.files.load_layer(layer, {scan_values, threads});
+  return checkpoint.files.load_layer(layer, {.scan_values = scan_values, .threads = threads, .scanned_experts = scanned});
+}
+
+// The layer with the values checked that this process will pack: all experts, or those of its rank of a world.
+Result<LayerWeights> load_to_pack(const monomoe_context& context, const monomoe_checkpoint& checkpoint, int32_t layer,
+                                  const monomoe_placement* placement) {
+  if (context.only_rank < 0) return load(checkpoint, layer, true, context.num_threads);
+  auto unread = load(checkpoint, layer, false, 1);
+  if (!unread) return unread;
+  auto table = make_placement(placement, static_cast<int64_t>(unread.value().experts.size()), context.num_ranks);
+  if (!table) return table.error();
+  const std::vector<bool> held = held_experts(context, table.value());
+  return load(checkpoint, layer, true, context.num_threads, &held);
+}
+
+// Among the ranks of a world: equal for the same layer, and another for each.
+uint64_t layer_number(const LayerWeights& layer, bool is_shared) {
+  return static_cast<uint64_t>(layer.layer.index) << 2 | (layer.layer.mtp ? 2 : 0) | (is_shared ? 1 : 0);
 }
 
 monomoe_layer_info describe(const LayerWeights& layer, const ModelConfig& config) {
@@ -79,7 +98,8 @@ Result<void> pack_shared(const monomoe_context& context, const monomoe_checkpoin
                          monomoe_weights** weights) {
   auto limit = limit_or_config(swiglu_limit, checkpoint.files.config());
   if (!limit) return limit.error();
-  auto loaded = load(checkpoint, layer, true, context.num_threads);
+  const std::vector<bool> none;
+  auto loaded = load(checkpoint, layer, true, context.num_threads, context.only_rank < 0 ? nullptr : &none);
   if (!loaded) return loaded.error();
   if (!loaded.value().shared) {
     return bad_input(fmt::format("{}: no shared expert", place(loaded.value())));
@@ -90,7 +110,8 @@ Result<void> pack_shared(const monomoe_context& context, const monomoe_checkpoin
   const SourceExpert& shared = *loaded.value().shared;
   auto placement = PlacementTable::even(1, context.num_ranks);
   if (!placement) return placement.error();
-  const LayerSource source{loaded.value().hidden, shared.gate.rows, loaded.value().shared_format, {&shared, 1}, limit.value(), false};
+  const LayerSource source{loaded.value().hidden, shared.gate.rows, loaded.value().shared_format, {&shared, 1}, limit.value(),
+                           false,                 layer_number(loaded.value(), true)};
   auto packed = pack_weights(context, source, placement.take());
   if (!packed) return Error{packed.error().status, fmt::format("{}, shared expert: {}", place(loaded.value()), packed.error().message)};
   *weights = packed.value().release();
@@ -112,7 +133,7 @@ Result<std::unique_ptr<monomoe_weights>> pack_routed(const monomoe_context& cont
   if (auto legal = check_rules(layer); !legal) return legal.error();
   auto table = make_placement(placement, static_cast<int64_t>(layer.experts.size()), context.num_ranks);
   if (!table) return table.error();
-  const LayerSource source{layer.hidden, layer.intermediate, layer.format, layer.experts, limit.value(), false};
+  const LayerSource source{layer.hidden, layer.intermediate, layer.format, layer.experts, limit.value(), false, layer_number(layer, false)};
   auto packed = pack_weights(context, source, table.take());
   if (!packed) return Error{packed.error().status, fmt::format("{}: {}", place(layer), packed.error().message)};
   return packed;
@@ -157,7 +178,7 @@ monomoe_status monomoe_checkpoint_weights(monomoe_context* context, const monomo
     if (auto given = require_pointer(context, "context"); !given) return given;
     if (auto given = require_pointer(checkpoint, "checkpoint"); !given) return given;
     if (auto given = require_pointer(weights, "weights"); !given) return given;
-    auto loaded = load(*checkpoint, layer, true, context->num_threads);
+    auto loaded = load_to_pack(*context, *checkpoint, layer, placement);
     if (!loaded) return loaded.error();
     auto packed = pack_routed(*context, loaded.value(), checkpoint->files.config(), placement, swiglu_limit);
     if (!packed) return packed.error();

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "cpu/kernels.hpp"
 #include "layer/arguments.hpp"
@@ -33,17 +34,19 @@ Result<int32_t> resolve_vector_bits(int32_t requested) {
 }
 
 // The probe comes first: it can say what is missing where the CUDA runtime only knows that something is.
-Result<std::unique_ptr<cuda::Backend>> make_cuda(int32_t ranks) {
+Result<std::unique_ptr<cuda::Backend>> make_cuda(const monomoe_context& context, const monomoe_context_options& options) {
   if (std::string reason = cuda_unavailable_reason(probe_cuda()); !reason.empty()) return unavailable(std::move(reason));
-  return cuda::make_backend(ranks);
+  if (context.only_rank < 0) return cuda::make_backend(context.num_ranks);
+  return cuda::make_world_backend({context.num_ranks, context.only_rank, options.gpu - 1, std::max(options.ranks_per_gpu, 1)});
 }
 
-Result<void> choose_backend(monomoe_backend asked, monomoe_context& context) {
+Result<void> choose_backend(const monomoe_context_options& options, monomoe_context& context) {
+  const auto asked = static_cast<monomoe_backend>(enum_number(options.backend));
   context.backend = MONOMOE_BACKEND_CPU;
   context.asked = asked;
   context.why = "cpu was asked for";
   if (asked == MONOMOE_BACKEND_CPU) return {};
-  auto made = make_cuda(context.num_ranks);
+  auto made = make_cuda(context, options);
   if (made) {
     context.backend = MONOMOE_BACKEND_CUDA;
     context.cuda = made.take();
@@ -54,6 +57,29 @@ Result<void> choose_backend(monomoe_backend asked, monomoe_context& context) {
     return Error{made.error().status, fmt::format("backend cuda: {}; use backend cpu or auto", made.error().message)};
   }
   context.why = "auto takes cpu: " + made.error().message;
+  return {};
+}
+
+// The fields that make the context one rank of a world.
+Result<void> check_world(const monomoe_context_options& options) {
+  const std::pair<const char*, int32_t> fields[] = {{"rank", options.rank}, {"gpu", options.gpu}, {"ranks_per_gpu", options.ranks_per_gpu}};
+  if (options.world_ranks < 0 || options.world_ranks > kMaxRanks) {
+    return usage_error(fmt::format("options->world_ranks is {}, wanted 1..{}, or 0 if all ranks are in this process", options.world_ranks,
+                                   kMaxRanks));
+  }
+  for (const auto& [name, value] : fields) {
+    if (options.world_ranks == 0 && value != 0)
+      return usage_error(fmt::format("options->{} is {}, but world_ranks is 0; set world_ranks for a context that is one rank of a world", name,
+                                     value));
+    if (value < 0) return usage_error(fmt::format("options->{} is {}, wanted 0 or more", name, value));
+  }
+  if (options.world_ranks == 0) return {};
+  if (options.rank >= options.world_ranks)
+    return usage_error(fmt::format("options->rank is {}, wanted 0..{}: world_ranks is {}", options.rank, options.world_ranks - 1,
+                                   options.world_ranks));
+  if (options.num_ranks > 1)
+    return usage_error(fmt::format("options->num_ranks is {} and world_ranks is {}; a context of a world is one rank: leave num_ranks 0",
+                                   options.num_ranks, options.world_ranks));
   return {};
 }
 
@@ -68,16 +94,19 @@ Result<std::unique_ptr<monomoe_context>> make_context(const monomoe_context_opti
   if (options.num_threads < 0 || options.num_threads > kMaxThreads) {
     return usage_error(fmt::format("options->num_threads is {}, wanted 1..{} (0 = one per core)", options.num_threads, kMaxThreads));
   }
+  if (auto legal = check_world(options); !legal) return legal.error();
   auto context = std::make_unique<monomoe_context>();
   auto bits = resolve_vector_bits(options.vector_bits);
   if (!bits) return bits.error();
-  context->num_ranks = std::max(options.num_ranks, 1);
-  if (auto chosen = choose_backend(static_cast<monomoe_backend>(backend), *context); !chosen) return chosen.error();
+  const bool is_world = options.world_ranks > 0;
+  context->num_ranks = is_world ? options.world_ranks : std::max(options.num_ranks, 1);
+  context->only_rank = is_world ? options.rank : -1;
+  if (auto chosen = choose_backend(options, *context); !chosen) return chosen.error();
   auto launch = choose_launch(*context, options.launch, "options");
   if (!launch) return launch.error();
   context->launch = launch.value();
   const int32_t cores = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
-  context->num_threads = std::max(options.num_threads == 0 ? cores : options.num_threads, context->num_ranks);
+  context->num_threads = std::max(options.num_threads == 0 ? cores : options.num_threads, is_world ? 1 : context->num_ranks);
   context->vector_bits = bits.value();
   context->timeout_ms = options.timeout_ms == 0 ? kDefaultTimeoutMs : options.timeout_ms;
   return context;
@@ -93,9 +122,10 @@ extern "C" {
 
 monomoe_status monomoe_context_create(const monomoe_context_options* options, monomoe_context** context) {
   return guarded([&]() -> Result<void> {
-    if (auto given = require_struct(options, "options"); !given) return given;
+    auto known = read_struct(options, "options");
+    if (!known) return known.error();
     if (auto given = require_pointer(context, "context"); !given) return given;
-    auto made = make_context(*options);
+    auto made = make_context(known.value());
     if (!made) return made.error();
     *context = made.value().release();
     return {};

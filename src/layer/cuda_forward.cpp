@@ -25,7 +25,13 @@ std::vector<NamedPointer> pointers_of(const cpu::RankCall& call) {
           {"x_scales", call.quantised ? call.x_scales : nullptr, false},
           {"topk_ids", call.topk_ids, false},
           {"topk_weights", call.topk_weights, false},
-          {"y", call.y, true}};
+          {"y", call.y, true},
+          {"num_tokens_device", call.num_tokens_device, false}};
+}
+
+// Without tokens nothing is read but their count.
+bool is_used(const cpu::RankCall& call, const NamedPointer& named) {
+  return named.pointer != nullptr && (call.num_tokens != 0 || named.pointer == call.num_tokens_device);
 }
 
 std::optional<cpu::Refusal> refuse(int32_t rank, const std::string& text) {
@@ -59,11 +65,13 @@ std::optional<cpu::Refusal> check_part(const monomoe_weights& weights, const mon
                                        const cpu::RankCall& call) {
   // Sizes, nulls and alignment to the element first: these need no question to the driver.
   if (auto refusal = cpu::check_call(room_of(weights, workspace), rank, call, false)) return refusal;
-  if (call.num_tokens == 0) return std::nullopt;
+  if (reinterpret_cast<uintptr_t>(call.num_tokens_device) % alignof(int64_t) != 0) {
+    return refuse(rank, fmt::format("num_tokens_device is not aligned to its element of {} bytes", alignof(int64_t)));
+  }
   bool ids_on_gpu = false;
   for (const NamedPointer& named : pointers_of(call)) {
     bool on_gpu = false;
-    if (named.pointer == nullptr) continue;
+    if (!is_used(call, named)) continue;
     if (auto refusal = check_place(workspace, rank, named, &on_gpu)) return refusal;
     if (named.pointer == call.topk_ids) ids_on_gpu = on_gpu;
   }
@@ -71,7 +79,8 @@ std::optional<cpu::Refusal> check_part(const monomoe_weights& weights, const mon
 }
 
 cuda::RankCall to_cuda(const cpu::RankCall& call) {
-  return {call.num_tokens, call.x, call.quantised ? call.x_scales : nullptr, call.topk_ids, call.wide_ids, call.topk_weights, call.y};
+  return {call.num_tokens,   call.x, call.quantised ? call.x_scales : nullptr, call.topk_ids, call.wide_ids,
+          call.topk_weights, call.y, call.num_tokens_device};
 }
 
 std::vector<Result<void>> reject_all(const monomoe_workspace& workspace, std::span<const RankPart> parts, int32_t refusing) {
@@ -85,6 +94,13 @@ std::vector<Result<void>> reject_all(const monomoe_workspace& workspace, std::sp
   return results;
 }
 
+Result<void> run_and_tell(monomoe_workspace& workspace, std::span<cuda::Weights* const> weights, std::span<const cuda::RankCall> calls,
+                          double* wall) {
+  auto ran = workspace.cuda->run(weights, calls, wall);
+  if (ran || workspace.cuda->condition()) return ran;
+  return Error{ran.error().status, ran.error().message + "; the workspace is poisoned: destroy it and create it anew"};
+}
+
 // All or none: if one rank refuses, nothing is launched.
 std::vector<Result<void>> run_parts(monomoe_workspace& workspace, std::span<const RankPart> parts, double* wall) {
   std::vector<cuda::Weights*> weights;
@@ -94,17 +110,12 @@ std::vector<Result<void>> run_parts(monomoe_workspace& workspace, std::span<cons
     weights.push_back(part.weights->cuda.get());
     calls.push_back(to_cuda(part.call));
   }
-  auto ran = workspace.cuda->run(weights, calls, wall);
-  if (!ran && !workspace.cuda->condition()) {
-    ran = Error{ran.error().status, ran.error().message + "; the workspace is poisoned: destroy it and create it anew"};
-  }
-  return std::vector<Result<void>>(parts.size(), ran);
+  return std::vector<Result<void>>(parts.size(), run_and_tell(workspace, weights, calls, wall));
 }
 
 std::optional<cpu::Refusal> check_stream_pointers(const monomoe_workspace& workspace, int32_t rank, const RankPart& part) {
-  if (part.call.num_tokens == 0) return std::nullopt;
   for (const NamedPointer& named : pointers_of(part.call)) {
-    if (named.pointer == nullptr) continue;
+    if (!is_used(part.call, named)) continue;
     auto place = workspace.context->cuda->place(named.pointer);
     if (!place) return cpu::Refusal{place.error(), RejectReason::kBadArgument, 0};
     if (is_gpu(place.value())) continue;
@@ -143,13 +154,34 @@ Result<void> cuda_forward_rank(monomoe_workspace& workspace, int32_t rank, const
   return result;
 }
 
+namespace {
+
+// A refused rank cannot call the others' launches back: it takes part with nothing, so that theirs are whole. Not if its layer does not fit the
+// workspace at all.
+bool can_join(const monomoe_workspace& workspace, int32_t rank, const RankPart& part) {
+  return !cpu::check_call(room_of(*part.weights, workspace), rank, cpu::RankCall{}, false);
+}
+
+}  // namespace
+
+Result<void> cuda_forward_world(monomoe_workspace& workspace, const RankPart& part, double* wall) {
+  if (auto fine = check_condition(workspace); !fine) return fine;
+  const int32_t rank = workspace.context->only_rank;
+  std::vector<cuda::Weights*> weights(workspace.context->num_ranks);
+  std::vector<cuda::RankCall> calls(workspace.context->num_ranks);
+  weights[rank] = part.weights->cuda.get();
+  if (!part.refusal) calls[rank] = to_cuda(part.call);
+  if (!part.refusal || can_join(workspace, rank, part)) {
+    if (auto ran = run_and_tell(workspace, weights, calls, wall); !ran) return ran;
+  }
+  return part.refusal ? Result<void>(part.refusal->error) : Result<void>{};
+}
+
 Result<void> cuda_enqueue(monomoe_workspace& workspace, int32_t rank, const RankPart& part, void* stream) {
   if (auto fine = check_condition(workspace); !fine) return fine;
   std::optional<cpu::Refusal> refusal = part.refusal ? part.refusal : check_stream_pointers(workspace, rank, part);
   if (!refusal) return workspace.cuda->enqueue(*part.weights->cuda, rank, to_cuda(part.call), stream);
-  // The others' launches cannot be called back: this rank takes part with nothing, so that theirs are whole.
-  const bool fits = !cpu::check_call(room_of(*part.weights, workspace), rank, cpu::RankCall{}, false);
-  if (fits && !workspace.cuda->is_capturing(rank, stream)) {
+  if (can_join(workspace, rank, part) && !workspace.cuda->is_capturing(rank, stream)) {
     if (auto joined = workspace.cuda->enqueue(*part.weights->cuda, rank, {}, stream); !joined) return joined;
   }
   return refusal->error;

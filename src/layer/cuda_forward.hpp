@@ -17,6 +17,8 @@ RankPart cuda_part(const monomoe_weights& weights, const monomoe_workspace& work
 Result<void> cuda_forward_all(monomoe_workspace& workspace, std::span<const RankPart> parts, double* wall);
 // This rank's part of a call whose other ranks come from other threads; blocking.
 Result<void> cuda_forward_rank(monomoe_workspace& workspace, int32_t rank, const RankPart& part, double* wall);
+// The same for a rank of a world, whose others are elsewhere: it is launched at once, and a rank that is refused takes part without tokens.
+Result<void> cuda_forward_world(monomoe_workspace& workspace, const RankPart& part, double* wall);
 // Enqueues this rank's launch.
 Result<void> cuda_enqueue(monomoe_workspace& workspace, int32_t rank, const RankPart& part, void* stream);
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "cpu/executor.hpp"
@@ -39,7 +40,8 @@ Result<void> forward_rank_cpu(const monomoe_weights& weights, monomoe_workspace&
                               const void* stream, cpu::StageTimes& times) {
   const monomoe_context& context = *workspace.context;
   cpu::RunOptions options = run_options(context);
-  options.threads = std::max(1, context.num_threads / context.num_ranks + (rank < context.num_threads % context.num_ranks ? 1 : 0));
+  const int32_t ranks_here = context.only_rank < 0 ? context.num_ranks : 1;
+  options.threads = std::max(1, context.num_threads / ranks_here + (rank % ranks_here < context.num_threads % ranks_here ? 1 : 0));
   if (call && stream != nullptr) call = usage_error("stream is not NULL; the CPU backend blocks and has no streams");
   if (call) return cpu::run_rank(*weights.cpu, *workspace.cpu, rank, call.value(), options, &times);
   // The other ranks are waiting for this one: a call that the executor refuses tells them.
@@ -52,14 +54,25 @@ Result<void> forward_rank_cpu(const monomoe_weights& weights, monomoe_workspace&
 Result<void> forward_rank_cuda(const monomoe_weights& weights, monomoe_workspace& workspace, int32_t rank, const Result<cpu::RankCall>& call,
                                void* stream, cpu::StageTimes& times) {
   const RankPart part = cuda_part(weights, workspace, rank, call);
-  return stream != nullptr ? cuda_enqueue(workspace, rank, part, stream) : cuda_forward_rank(workspace, rank, part, &times.wall);
+  if (stream != nullptr) return cuda_enqueue(workspace, rank, part, stream);
+  return workspace.context->only_rank < 0 ? cuda_forward_rank(workspace, rank, part, &times.wall)
+                                          : cuda_forward_world(workspace, part, &times.wall);
+}
+
+// A count in GPU memory is read by a launch on a stream; a call that blocks knows its count.
+Result<cpu::RankCall> blocking_call(Result<cpu::RankCall> call, int32_t rank) {
+  if (!call || call.value().num_tokens_device == nullptr) return call;
+  return usage_error(fmt::format("tokens of rank {}: num_tokens_device is set in a call that blocks; it needs backend cuda and a stream: give "
+                                 "num_tokens instead", rank));
 }
 
 }  // namespace
 
 Result<cpu::RankCall> call_from_abi(const monomoe_tokens* tokens, int32_t rank) {
   const std::string name = fmt::format("tokens of rank {}", rank);
-  if (auto given = require_struct(tokens, name); !given) return given.error();
+  auto known = read_struct(tokens, name);
+  if (!known) return known.error();
+  tokens = &known.value();
   const int x_dtype = enum_number(tokens->x_dtype);
   const int ids_dtype = enum_number(tokens->ids_dtype);
   cpu::RankCall call;
@@ -79,6 +92,7 @@ Result<cpu::RankCall> call_from_abi(const monomoe_tokens* tokens, int32_t rank) 
   call.wide_ids = ids_dtype == MONOMOE_DTYPE_I64;
   call.topk_weights = tokens->topk_weights;
   call.y = static_cast<uint16_t*>(tokens->y);
+  call.num_tokens_device = tokens->num_tokens_device;
   return call;
 }
 
@@ -93,7 +107,7 @@ Result<void> forward_all(const monomoe_weights& weights, monomoe_workspace& work
   const auto* next = reinterpret_cast<const unsigned char*>(tokens);
   for (int32_t rank = 0; rank < workspace.context->num_ranks; ++rank) {
     const auto* one = reinterpret_cast<const monomoe_tokens*>(next);
-    auto call = call_from_abi(one, rank);
+    auto call = blocking_call(call_from_abi(one, rank), rank);
     if (!call) return call.error();
     if (one->struct_size % alignof(monomoe_tokens) != 0) {
       return usage_error(fmt::format("tokens of rank {}: struct_size is {}, wanted sizeof(monomoe_tokens)", rank, one->struct_size));
@@ -119,6 +133,9 @@ monomoe_status monomoe_forward(const monomoe_weights* weights, monomoe_workspace
     if (auto given = check_handles(weights, workspace); !given) return given;
     if (auto given = require_pointer(tokens, "tokens"); !given) return given;
     if (auto given = check_times(times); !given) return given;
+    if (const int32_t only = workspace->context->only_rank; only >= 0)
+      return usage_error(fmt::format("monomoe_forward runs all ranks, but this context is rank {} of {}; call monomoe_forward_rank", only,
+                                     workspace->context->num_ranks));
     cpu::StageTimes stage_times;
     if (auto ran = forward_all(*weights, *workspace, tokens, &stage_times); !ran) return ran;
     write_times(stage_times, times);
@@ -133,7 +150,10 @@ monomoe_status monomoe_forward_rank(const monomoe_weights* weights, monomoe_work
     const monomoe_context& context = *workspace->context;
     if (rank < 0 || rank >= context.num_ranks)
       return usage_error(fmt::format("rank is {}, the context has ranks 0..{}", rank, context.num_ranks - 1));
+    if (!context.holds(rank))
+      return usage_error(fmt::format("rank is {}, but this context is rank {} of {}", rank, context.only_rank, context.num_ranks));
     Result<cpu::RankCall> call = call_from_abi(tokens, rank);
+    if (stream == nullptr || context.cuda == nullptr) call = blocking_call(std::move(call), rank);
     if (auto given = check_times(times); call && !given) call = given.error();
     cpu::StageTimes stage_times;
     const auto ran = context.cuda != nullptr ? forward_rank_cuda(*weights, *workspace, rank, call, stream, stage_times)

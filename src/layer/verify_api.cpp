@@ -78,8 +78,11 @@ monomoe_status monomoe_checkpoint_verify_run(monomoe_context* context, const mon
     if (auto given = require_pointer(checkpoint, "checkpoint"); !given) return given;
     if (auto given = require_pointer(tokens, "tokens"); !given) return given;
     if (auto given = require_pointer(json, "json"); !given) return given;
+    if (context->only_rank >= 0)
+      return usage_error(fmt::format("verify runs all ranks, but this context is rank {} of {}; create one without world_ranks", context->only_rank,
+                                     context->num_ranks));
     if (layer < 0) return usage_error(fmt::format("layer is {}, wanted 0 or more", layer));
-    auto loaded = checkpoint->files.load_layer(layer, {true, context->num_threads});
+    auto loaded = checkpoint->files.load_layer(layer, {.scan_values = true, .threads = context->num_threads});
     if (!loaded) return loaded.error();
     auto weights = pack_routed(*context, loaded.value(), checkpoint->files.config(), placement, swiglu_limit);
     if (!weights) return weights.error();
@@ -92,10 +95,12 @@ monomoe_status monomoe_checkpoint_verify_run(monomoe_context* context, const mon
 
 monomoe_status monomoe_verify_case(const monomoe_context_options* options, const char* line, char** json) {
   return guarded([&]() -> Result<void> {
-    if (auto given = require_struct(options, "options"); !given) return given;
+    auto known = read_struct(options, "options");
+    if (!known) return known.error();
+    if (known.value().world_ranks != 0) return usage_error("options->world_ranks is set, but verify runs all ranks; leave it 0");
     if (auto given = require_pointer(line, "line"); !given) return given;
     if (auto given = require_pointer(json, "json"); !given) return given;
-    auto report = verify_case(*options, line);
+    auto report = verify_case(known.value(), line);
     if (!report) return report.error();
     *json = caller_text(report.value());
     return {};

@@ -14,6 +14,7 @@
 #include "layer/error_state.hpp"
 #include "layer/machine.hpp"
 #include "layer/parallel.hpp"
+#include "plan/layer_tag.hpp"
 #include "plan/problem_text.hpp"
 #include "weights/pack_expert.hpp"
 #include "weights/scan.hpp"
@@ -73,34 +74,61 @@ Result<void> check_and_scan(const SourceExpert& expert, const Problem& problem, 
 }
 
 // Pages are given out when they are first written, so too large a layer would end the process instead of this call.
-Result<void> check_memory(const Problem& problem) {
-  const int64_t wanted = problem.experts * expert_layout(problem).bytes;
+Result<void> check_memory(const Problem& problem, int64_t experts) {
+  const int64_t wanted = experts * expert_layout(problem).bytes;
   const int64_t available = available_memory_bytes();
   if (available < 0 || wanted <= available) return {};
   return unavailable(
       fmt::format("the packed layer needs {} bytes of memory, {} are available; free some or take a larger machine", wanted, available));
 }
 
-Result<std::vector<SourceExpert>> experts_from_abi(const monomoe_layer& layer) {
-  if (layer.num_experts < 1 || layer.num_experts > kMaxExperts) {
-    return usage_error(fmt::format("layer->num_experts is {}, wanted 1..{}", layer.num_experts, kMaxExperts));
+Result<void> check_count(const monomoe_layer& layer) {
+  if (layer.num_experts >= 1 && layer.num_experts <= kMaxExperts) return {};
+  return usage_error(fmt::format("layer->num_experts is {}, wanted 1..{}", layer.num_experts, kMaxExperts));
+}
+
+// Numbers of the experts that are true in held.
+std::vector<int64_t> numbers(const std::vector<bool>& held) {
+  std::vector<int64_t> list;
+  for (size_t e = 0; e < held.size(); ++e) {
+    if (held[e]) list.push_back(static_cast<int64_t>(e));
   }
+  return list;
+}
+
+Result<std::vector<SourceExpert>> experts_from_abi(const monomoe_layer& layer, const std::vector<bool>& held) {
+  const std::vector<int64_t> list = numbers(held);
+  std::vector<SourceExpert> experts(held.size());
+  if (list.empty()) return experts;
   if (auto given = require_pointer(layer.experts, "layer->experts"); !given) return given.error();
-  std::vector<SourceExpert> experts;
-  for (int32_t e = 0; e < layer.num_experts; ++e) {
+  for (const int64_t e : list) {
     auto expert = expert_from_abi(layer.experts[e], e);
     if (!expert) return expert.error();
-    experts.push_back(expert.value());
+    experts[e] = expert.value();
   }
   return experts;
 }
 
-Result<void> pack_for_cpu(std::span<const SourceExpert> experts, monomoe_weights& weights) {
-  if (auto enough = check_memory(weights.problem); !enough) return enough;
-  auto made = cpu::CpuWeights::create(weights.problem, weights.placement, weights.swiglu_limit);
+// All experts of a layer have one format; a rank without experts needs none, so any stands for it.
+WeightFormat format_of(std::span<const SourceExpert> experts, const std::vector<bool>& held) {
+  const std::vector<int64_t> list = numbers(held);
+  return list.empty() ? WeightFormat::kFp8 : experts[list.front()].gate.format;
+}
+
+// For each held expert; the caller's pack or check.
+template <class Body>
+Result<void> for_each_held(const monomoe_context& context, const std::vector<int64_t>& held, Body body) {
+  return parallel_for(static_cast<int64_t>(held.size()), context.num_threads, [&](int64_t i) { return body(held[i]); });
+}
+
+Result<void> pack_for_cpu(std::span<const SourceExpert> experts, const std::vector<int64_t>& held, uint64_t tag, monomoe_weights& weights) {
+  if (auto enough = check_memory(weights.problem, static_cast<int64_t>(held.size())); !enough) return enough;
+  const int32_t only_rank = weights.context->only_rank;
+  auto made = only_rank < 0 ? cpu::CpuWeights::create(weights.problem, weights.placement, weights.swiglu_limit)
+                            : cpu::CpuWeights::create_for_rank(weights.problem, weights.placement, weights.swiglu_limit, only_rank, tag);
   if (!made) return made.error();
   weights.cpu.emplace(made.take());
-  return parallel_for(weights.problem.experts, weights.context->num_threads, [&](int64_t e) {
+  return for_each_held(*weights.context, held, [&](int64_t e) {
     return pack_expert(experts[e], weights.problem, weights.cpu->expert_data(static_cast<int32_t>(e)));
   });
 }
@@ -112,11 +140,12 @@ Result<void> pack_and_upload(const SourceExpert& expert, int64_t index, monomoe_
   return weights.cuda->upload(static_cast<int32_t>(index), packed.data());
 }
 
-Result<void> pack_for_cuda(std::span<const SourceExpert> experts, monomoe_weights& weights) {
-  auto made = weights.context->cuda->make_weights(weights.problem, weights.placement, weights.swiglu_limit);
+Result<void> pack_for_cuda(std::span<const SourceExpert> experts, const std::vector<int64_t>& held, uint64_t tag, monomoe_weights& weights) {
+  const uint64_t layer_tag = weights.context->only_rank < 0 ? unique_layer_tag() : tag;
+  auto made = weights.context->cuda->make_weights(weights.problem, weights.placement, weights.swiglu_limit, layer_tag);
   if (!made) return made.error();
   weights.cuda = made.take();
-  return parallel_for(weights.problem.experts, weights.context->num_threads, [&](int64_t e) { return pack_and_upload(experts[e], e, weights); });
+  return for_each_held(*weights.context, held, [&](int64_t e) { return pack_and_upload(experts[e], e, weights); });
 }
 
 }  // namespace
@@ -142,6 +171,12 @@ Result<PlacementTable> make_placement(const monomoe_placement* placement, int64_
   return PlacementTable::from_entries(experts, ranks, entries);
 }
 
+std::vector<bool> held_experts(const monomoe_context& context, const PlacementTable& placement) {
+  std::vector<bool> held(static_cast<size_t>(placement.experts()), context.only_rank < 0);
+  for (int32_t e = 0; e < placement.experts() && context.only_rank >= 0; ++e) held[e] = placement.view().has_copy(e, context.only_rank);
+  return held;
+}
+
 Result<std::unique_ptr<monomoe_weights>> pack_weights(const monomoe_context& context, const LayerSource& source, PlacementTable placement) {
   Problem problem;
   problem.hidden = source.hidden;
@@ -153,10 +188,13 @@ Result<std::unique_ptr<monomoe_weights>> pack_weights(const monomoe_context& con
   if (auto legal = check(problem); !legal) return legal.error();
   auto limit = checked_limit(source.swiglu_limit);
   if (!limit) return limit.error();
+  const std::vector<int64_t> held = numbers(held_experts(context, placement));
   const auto check_item = [&](int64_t e) { return check_and_scan(source.experts[e], problem, e, source.from_caller); };
-  if (auto legal = parallel_for(problem.experts, context.num_threads, check_item); !legal) return legal.error();
+  if (auto legal = for_each_held(context, held, check_item); !legal) return legal.error();
+  const uint64_t tag = world_layer_tag(problem, placement, limit.value(), source.tag);
   auto weights = std::make_unique<monomoe_weights>(monomoe_weights{&context, problem, std::move(placement), limit.value(), {}, {}});
-  auto packed = context.cuda != nullptr ? pack_for_cuda(source.experts, *weights) : pack_for_cpu(source.experts, *weights);
+  auto packed = context.cuda != nullptr ? pack_for_cuda(source.experts, held, tag, *weights)
+                                       : pack_for_cpu(source.experts, held, tag, *weights);
   if (!packed) return packed.error();
   return weights;
 }
@@ -171,13 +209,18 @@ extern "C" {
 monomoe_status monomoe_weights_create(monomoe_context* context, const monomoe_layer* layer, monomoe_weights** weights) {
   return guarded([&]() -> Result<void> {
     if (auto given = require_pointer(context, "context"); !given) return given;
-    if (auto given = require_struct(layer, "layer"); !given) return given;
+    auto known = read_struct(layer, "layer");
+    if (!known) return known.error();
     if (auto given = require_pointer(weights, "weights"); !given) return given;
-    auto experts = experts_from_abi(*layer);
-    if (!experts) return experts.error();
-    auto placement = make_placement(layer->placement, layer->num_experts, context->num_ranks);
+    const monomoe_layer& given = known.value();
+    if (auto legal = check_count(given); !legal) return legal;
+    auto placement = make_placement(given.placement, given.num_experts, context->num_ranks);
     if (!placement) return placement.error();
-    LayerSource source{layer->hidden, layer->intermediate, experts.value()[0].gate.format, experts.value(), layer->swiglu_limit, true};
+    const std::vector<bool> held = held_experts(*context, placement.value());
+    auto experts = experts_from_abi(given, held);
+    if (!experts) return experts.error();
+    const LayerSource source{given.hidden,         given.intermediate, format_of(experts.value(), held), experts.value(),
+                             given.swiglu_limit, true,               given.tag};
     auto packed = pack_weights(*context, source, placement.take());
     if (!packed) return packed.error();
     *weights = packed.value().release();
@@ -194,6 +237,9 @@ monomoe_status monomoe_weights_replace_expert(monomoe_weights* weights, int32_t 
     const Problem& problem = weights->problem;
     if (expert < 0 || expert >= problem.experts)
       return usage_error(fmt::format("expert is {}, the layer has experts 0..{}", expert, problem.experts - 1));
+    if (!held_experts(*weights->context, weights->placement)[expert])
+      return usage_error(fmt::format("expert {} is not placed on rank {}, which this context is; replace it on the ranks that hold it", expert,
+                                     weights->context->only_rank));
     auto matrices = expert_from_abi(*source, expert);
     if (!matrices) return matrices.error();
     if (auto legal = check_and_scan(matrices.value(), problem, expert, true); !legal) return legal;

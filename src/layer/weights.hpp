@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/result.hpp"
 #include "cpu/executor_weights.hpp"
@@ -26,14 +27,17 @@ namespace monomoe::layer {
 struct LayerSource {
   int64_t hidden = 0, intermediate = 0;
   WeightFormat format = WeightFormat::kFp8;
-  std::span<const SourceExpert> experts;
+  std::span<const SourceExpert> experts;  // of the whole layer; those that live on ranks elsewhere are not looked at
   float swiglu_limit = 0;   // 0 or +inf = none
   bool from_caller = true;  // false: from a checkpoint, whose values were checked where they were loaded
+  uint64_t tag = 0;         // the layer's number among the ranks of a world
 };
 
 Result<float> checked_limit(float swiglu_limit);  // +inf for none
 // NULL: even. The table of a context with num_ranks ranks.
 Result<PlacementTable> make_placement(const monomoe_placement* placement, int64_t experts, int64_t ranks);
+// [experts] whether a rank of this process holds the expert.
+std::vector<bool> held_experts(const monomoe_context& context, const PlacementTable& placement);
 Result<std::unique_ptr<monomoe_weights>> pack_weights(const monomoe_context& context, const LayerSource& source, PlacementTable placement);
 
 }  // namespace monomoe::layer

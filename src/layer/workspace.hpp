@@ -15,7 +15,7 @@ struct monomoe_workspace {
   int64_t max_slots;
   std::unique_ptr<monomoe::cpu::CpuWorkspace> cpu;  // one of the two: the context's backend
   std::unique_ptr<monomoe::cuda::Workspace> cuda;
-  std::unique_ptr<monomoe::layer::RankMeeting> meeting;  // with cuda: where the ranks' blocking calls come together
+  std::unique_ptr<monomoe::layer::RankMeeting> meeting;  // with cuda and all ranks here: where their blocking calls come together
 };
 
 namespace monomoe::layer {

@@ -11,8 +11,15 @@ namespace monomoe {
 // Why a rank refused a call before any work: sent to the others, who then return at once instead of waiting.
 enum class RejectReason : uint32_t { kNone = 0, kTooManyTokens = 1, kBadExpertId = 2, kBadArgument = 3, kNoMemory = 4 };
 
+// Counts up with every change of the flags, the layout of symmetric memory or their meaning: ranks of different numbers do not mix.
+inline constexpr uint64_t kProtocolVersion = 1;
+
+// What ranks with memory from outside tell each other before the first call; see comm/fingerprint.hpp.
+inline constexpr int kFingerprintWords = 16;
+
 // In symmetric memory, written by peers. Each 64-bit word has one writer, except the abort record, whose first word is won by one.
 struct SymmetricFlags {
+  uint64_t fingerprints[kMaxRanks][kFingerprintWords];  // [src]; first in every version, so that versions can be compared
   uint64_t refused[kMaxRanks];     // [src] newest epoch src has refused; written after the word below
   uint64_t reject[kMaxRanks];      // [src] RejectReason << 32 | value, for the epoch in `refused`
   uint64_t num_tokens[kMaxRanks];  // [src]

@@ -23,6 +23,13 @@ struct PlacementView {
 
   MONOMOE_HD constexpr int32_t num_slots(int32_t rank) const { return slot_begin[rank + 1] - slot_begin[rank]; }
 
+  MONOMOE_HD constexpr bool has_copy(int32_t expert, int32_t rank) const {
+    for (int32_t i = copy_begin[expert]; i < copy_begin[expert + 1]; ++i) {
+      if (copies[i].rank == rank) return true;
+    }
+    return false;
+  }
+
   // The copy that serves tokens of source rank src: its own if it has one, else copies in turn by source rank. Every rank
   // computes the same answer from the same table; the bits of the result do not depend on it.
   MONOMOE_HD constexpr ExpertCopy serving_copy(int32_t expert, int32_t src) const {

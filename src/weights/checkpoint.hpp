@@ -48,6 +48,7 @@ struct LayerSummary {
 struct LoadOptions {
   bool scan_values = true;  // refuse NaN codes, NaN, infinite or negative scales (scan.hpp)
   int threads = 1;
+  const std::vector<bool>* scanned_experts = nullptr;  // null: all; else only the values of experts that are true here are read
   size_t max_problems = 20;  // sentences in the error; the rest is counted
 };
 

@@ -310,7 +310,10 @@ void LayerLoader::scan() {
   auto add = [&items](SourceExpert& expert, ExpertSource& source) {
     for (const MatrixRole role : kRoles) items.push_back({&matrix_of(expert, role), &source_of(source, role), {}});
   };
-  for (size_t e = 0; e < out_.experts.size(); ++e) add(out_.experts[e], out_.expert_sources[e]);
+  for (size_t e = 0; e < out_.experts.size(); ++e) {
+    const std::vector<bool>* scanned = options_.scanned_experts;
+    if (scanned == nullptr || (e < scanned->size() && (*scanned)[e])) add(out_.experts[e], out_.expert_sources[e]);
+  }
   if (out_.shared) add(*out_.shared, out_.shared_source);
   std::atomic<size_t> next{0};
   auto work = [&] {

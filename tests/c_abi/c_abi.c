@@ -52,7 +52,7 @@ static void test_reports(void) {
 }
 
 static void test_backends(void) {
-  monomoe_context_options options = {sizeof(options), MONOMOE_BACKEND_AUTO, 2, 2, 0, 0, MONOMOE_LAUNCH_AUTO};
+  monomoe_context_options options = {.struct_size = sizeof(options), .backend = MONOMOE_BACKEND_AUTO, .num_ranks = 2, .num_threads = 2};
   monomoe_context* context = NULL;
   EXPECT(monomoe_context_create(&options, &context) == MONOMOE_OK);
   const char* why = NULL;
@@ -108,7 +108,7 @@ static void test_tensor_file(const char* directory) {
 static void test_placement(const char* directory) {
   char path[4096];
   snprintf(path, sizeof(path), "%s/checkpoint", directory);
-  monomoe_context_options options = {sizeof(options), MONOMOE_BACKEND_CPU, 2, 2, 0, 0, MONOMOE_LAUNCH_AUTO};
+  monomoe_context_options options = {.struct_size = sizeof(options), .backend = MONOMOE_BACKEND_CPU, .num_ranks = 2, .num_threads = 2};
   monomoe_context* context = NULL;
   monomoe_checkpoint* checkpoint = NULL;
   monomoe_weights* weights = NULL;

@@ -85,6 +85,12 @@ class DeviceTokens {
     tokens.y = y_.data();
     return tokens;
   }
+  // A call of as many tokens as count holds when the launch begins, at most `most`.
+  monomoe_tokens tokens_counted_by(const cuda::DeviceBuffer& count, int64_t most) const {
+    monomoe_tokens tokens = this->tokens(most);
+    tokens.num_tokens_device = reinterpret_cast<const int64_t*>(count.data());
+    return tokens;
+  }
   std::vector<uint16_t> output(int64_t count) const {
     std::vector<uint16_t> y(static_cast<size_t>(count * problem_.hidden));
     ok(cudaMemcpy(y.data(), y_.data(), y.size() * 2, cudaMemcpyDeviceToHost));

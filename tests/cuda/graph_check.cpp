@@ -1,4 +1,5 @@
 // Calls on streams and in CUDA graphs: captured at the first call, replayed with other contents, several sizes on one workspace.
+#include <algorithm>
 #include <barrier>
 #include <chrono>
 #include <thread>
@@ -92,6 +93,100 @@ TEST_P(Graphs, OneGraphForEachOfThreeRanks) {
       EXPECT_TRUE(contract::same_bits(session.tokens[rank].output(counts[rank]), rows(want, firsts[rank], counts[rank], 512), 512)) << rank;
     }
   }
+}
+
+// A number of tokens in memory of a rank's GPU.
+class DeviceCount {
+ public:
+  DeviceCount() {
+    auto made = cuda::DeviceBuffer::make(8, "a number of tokens");
+    EXPECT_TRUE(made.ok());
+    buffer_ = made.take();
+  }
+  // As a framework does: in the order of the stream, before the graph.
+  void write(int64_t count, const TestStream& stream) {
+    ok(cudaMemcpyAsync(buffer_.data(), &count, 8, cudaMemcpyHostToDevice, stream.get()));
+    ok(cudaStreamSynchronize(stream.get()));
+  }
+  const cuda::DeviceBuffer& buffer() const { return buffer_; }
+
+ private:
+  cuda::DeviceBuffer buffer_;
+};
+
+Graph capture_counted(DeviceSession& session, const DeviceCount& count, int64_t most) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  const monomoe_tokens call = session.tokens[0].tokens_counted_by(count.buffer(), most);
+  const cudaStream_t stream = session.streams[0].get();
+  EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  EXPECT_EQ(monomoe_forward_rank(session.weights.get(), session.workspace.get(), 0, &call, stream, nullptr), MONOMOE_OK) << monomoe_last_error();
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  EXPECT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  cudaGraphDestroy(graph);
+  return Graph(executable);
+}
+
+TEST_F(Graphs, OneGraphForEveryNumberOfTokensReadFromTheGpu) {
+  for (const char* line : {kLine, kFp8Line}) {
+    const AbiLayer layer(line);
+    DeviceSession session(layer, 1, 64);
+    DeviceCount count;
+    const Graph large = capture_counted(session, count, 64), small = capture_counted(session, count, 9), fixed = capture(session, 0, 30);
+    const std::vector<uint16_t> want = cpu_bits(layer, 64);
+    for (const int64_t tokens : {64, 0, 1, 9, 33, 0, 8, 64, 7, 2}) {
+      session.tokens[0].write(layer, 0, 64);
+      count.write(tokens, session.streams[0]);
+      for (const Graph* graph : {&fixed, tokens <= 9 ? &small : &large, &large}) {
+        session.tokens[0].write(layer, 0, 64);  // y anew
+        ASSERT_EQ(cudaGraphLaunch(graph->get(), session.streams[0].get()), cudaSuccess);
+        session.synchronise();
+        const int64_t written = graph == &fixed ? 30 : tokens;
+        EXPECT_TRUE(contract::same_bits(session.tokens[0].output(written), rows(want, 0, written, 512), 512)) << line << " " << tokens;
+        const std::vector<uint16_t> all = session.tokens[0].output(64);
+        EXPECT_TRUE(std::all_of(all.begin() + written * 512, all.end(), [](uint16_t bits) { return bits == 0xEEEE; })) << line << " " << tokens;
+      }
+    }
+    ASSERT_EQ(monomoe_workspace_status(session.workspace.get()), MONOMOE_OK) << monomoe_last_error();
+  }
+}
+
+TEST_F(Graphs, ANumberOfTokensThatCannotBeIsNamedAndNothingIsWritten) {
+  const AbiLayer layer(kLine);
+  for (const int64_t bad : {int64_t{21}, int64_t{-1}, int64_t{1} << 40}) {
+    DeviceSession session(layer, 1, 64, 2000);
+    DeviceCount count;
+    const Graph graph = capture_counted(session, count, 20);
+    session.tokens[0].write(layer, 0, 64);
+    count.write(bad, session.streams[0]);
+    ASSERT_EQ(cudaGraphLaunch(graph.get(), session.streams[0].get()), cudaSuccess);
+    session.synchronise();
+    EXPECT_EQ(monomoe_workspace_status(session.workspace.get()), MONOMOE_POISONED);
+    const std::string text = "rank 0: num_tokens_device holds " + std::to_string(bad) + ", wanted 0..20";
+    EXPECT_NE(std::string(monomoe_last_error()).find(text), std::string::npos) << monomoe_last_error();
+    EXPECT_EQ(session.tokens[0].output(64), std::vector<uint16_t>(64 * 512, 0xEEEE));
+  }
+}
+
+TEST_F(Graphs, ANumberOfTokensInMemoryTheLaunchCannotReadIsRefused) {
+  const AbiLayer layer(kLine);
+  DeviceSession session(layer, 1, 64);
+  DeviceCount count;
+  const int64_t on_host = 3;
+  const auto refused = [&](monomoe_tokens call, void* stream, const std::string& naming) {
+    EXPECT_EQ(monomoe_forward_rank(session.weights.get(), session.workspace.get(), 0, &call, stream, nullptr), MONOMOE_USAGE);
+    EXPECT_NE(std::string(monomoe_last_error()).find(naming), std::string::npos) << monomoe_last_error();
+  };
+  monomoe_tokens call = session.tokens[0].tokens_counted_by(count.buffer(), 20);
+  refused(call, nullptr, "num_tokens_device is set in a call that blocks");
+  call.num_tokens_device = &on_host;
+  refused(call, session.streams[0].get(), "num_tokens_device is host memory");
+  call.num_tokens_device = reinterpret_cast<const int64_t*>(count.buffer().data() + 4);
+  refused(call, session.streams[0].get(), "num_tokens_device is not aligned");
+  call = session.tokens[0].tokens_counted_by(count.buffer(), 65);
+  refused(call, session.streams[0].get(), "65 tokens exceed the capacity of 64");
+  session.synchronise();
+  EXPECT_EQ(monomoe_workspace_status(session.workspace.get()), MONOMOE_OK) << monomoe_last_error();
 }
 
 // Four ranks with two layers on one workspace and changing numbers of tokens, one rank often idle. The output of the last call counts.

@@ -12,6 +12,7 @@
 #include "cpu/executor.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/rank_memory.hpp"
+#include "cuda/symmetric_memory.hpp"
 #include "reference/layer_input.hpp"
 #include "reference/random_layer.hpp"
 #include "weights/pack_expert.hpp"
@@ -64,6 +65,7 @@ struct CaseRun {
   std::unique_ptr<cpu::CpuWeights> weights;
   std::vector<uint16_t> want;
   std::vector<cuda::RankWeights> rank_weights;
+  std::unique_ptr<SymmetricMemory> symmetric;
   std::vector<cuda::RankWorkspace> workspaces;  // of the launch under test
   std::vector<Device> devices;
   std::vector<cudaStream_t> streams;
@@ -117,6 +119,7 @@ struct CaseRun {
 
   void prepare_gpu() {
     int64_t first = 0;
+    symmetric = must(cuda::DeviceMemory::make(std::vector<int>(problem.ranks, 0), symmetric_layout(problem)));
     for (int32_t r = 0; r < problem.ranks; ++r) {
       rank_weights.push_back(must(cuda::RankWeights::make(problem, weights->placement(), r)));
       for (int32_t s = 0; s < rank_weights[r].num_slots(); ++s) must(rank_weights[r].upload(s, weights->slot_data(r, s)));
@@ -141,7 +144,7 @@ struct CaseRun {
     p.local = cuda::gpu_workspace_layout(problem, weights->placement().max_slots());
     p.self = r;
     p.num_slots = rank_weights[r].num_slots();
-    for (int64_t peer = 0; peer < problem.ranks; ++peer) p.peers[peer] = workspaces[peer].symmetric();
+    for (int64_t peer = 0; peer < problem.ranks; ++peer) p.peers[peer] = reinterpret_cast<uint8_t*>(symmetric->base(peer));
     p.workspace = workspaces[r].local();
     p.scratch = workspaces[r].scratch();
     p.state = workspaces[r].state();

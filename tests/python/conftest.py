@@ -1,6 +1,7 @@
 """Options shared by the Python tests: where the built programs are."""
 
 import pathlib
+import sys
 
 import pytest
 
@@ -10,6 +11,16 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 def pytest_addoption(parser):
     parser.addoption("--build-dir", type=pathlib.Path, default=REPOSITORY / "build",
                      help="CMake build folder with the programs under test (default: build/ of this repository)")
+
+
+def pytest_configure(config):
+    # The package as the build lays it out: links to python/monomoe beside one to the library.
+    sys.path.insert(0, str(config.getoption("--build-dir").resolve() / "python"))
+
+
+@pytest.fixture(scope="session")
+def examples():
+    return REPOSITORY / "examples"
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,27 @@
 
 namespace monomoe::cuda {
 
+// Not inlined: the kernel has no registers for what does not happen.
+__device__ __noinline__ inline void refuse_count(const Params& params, int64_t count) {
+  raise_error(params, DeviceErrorCode::kTooManyTokens, TaskKind::kNone, WaitFlag::kArrived, static_cast<uint64_t>(params.self),
+              static_cast<uint64_t>(params.num_tokens), static_cast<uint64_t>(count), 0);
+}
+
+// The number of tokens of this call. One that cannot be ends the call for all ranks; this one then goes on without tokens.
+__device__ __forceinline__ int64_t token_count(const Params& params) {
+  if (params.num_tokens_device == nullptr) return params.num_tokens;
+  const int64_t count = *params.num_tokens_device;
+  if (count >= 0 && count <= params.num_tokens) return count;
+  refuse_count(params, count);
+  return 0;
+}
+
 template <class C>
 __device__ __forceinline__ void init_shared_storage(const Params& params, SharedStorage<C>& smem) {
   if (threadIdx.x != 0) return;
   smem.traced = 0;
   smem.epoch = params.state->epoch + 1;
-  smem.num_tokens = params.num_tokens_device != nullptr ? *params.num_tokens_device : params.num_tokens;
+  smem.num_tokens = token_count(params);
   for (int i = 0; i < C::kWeightSlots; ++i) {
     ptx::mbarrier_init(smem.weights_full_at(i), 1);
     // FP4: the four warps that expand the slot. FP8: all math warps, or the four of one warpgroup with two arrivals each.
@@ -57,6 +72,7 @@ __device__ __forceinline__ void leave(const Params& params, uint64_t epoch, int6
   state->counted = state->placed = 0;
   state->gemm1_done = 0;
   state->epoch = epoch;
+  record_abort(params);
 }
 
 template <class C>

@@ -79,7 +79,7 @@ struct Params {
 
   // The call.
   LaunchPhase phase;
-  const int64_t* num_tokens_device;  // if not null the number of tokens is read here, else num_tokens
+  const int64_t* num_tokens_device;  // if not null the number of tokens is read here, and num_tokens is the most it may be
   int64_t num_tokens;
   const void* x;                     // bf16 [tokens, hidden], or e4m3 with x_scales
   const float* x_scales;

@@ -34,6 +34,19 @@ __device__ inline void raise_error(const Params& params, DeviceErrorCode code, T
   __threadfence_system();
 }
 
+// If another rank gave up, this rank's host learns it here: the record with the cause may be in a process elsewhere.
+__device__ __noinline__ inline void record_abort(const Params& params) {
+  const uint64_t word = ptx::load_relaxed_system(symmetric_flags(params, params.self)->abort_record);
+  if (word == 0) return;
+  DeviceError* error = params.error;
+  const auto code = static_cast<unsigned long long>(DeviceErrorCode::kPeerAborted);
+  if (atomicCAS_system(reinterpret_cast<unsigned long long*>(&error->code), 0ull, code) != 0) return;
+  error->rank = word >> 16 & 0xFFFF;
+  error->peer = word >> 8 & 0xFF;
+  error->item = word >> 32;  // the other's DeviceErrorCode
+  __threadfence_system();
+}
+
 // Waits until load() >= wanted. False: aborted or timed out.
 template <class Load>
 __device__ __forceinline__ bool await_at_least(const Params& params, Load load, uint64_t wanted, TaskKind task, WaitFlag flag, uint64_t peer,

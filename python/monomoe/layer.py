@@ -1,0 +1,323 @@
+"""Contexts, packed expert weights and workspaces: what a call of the layer needs."""
+
+from __future__ import annotations
+
+import ctypes as c
+from dataclasses import dataclass
+from typing import Any, Iterable, Literal, NamedTuple, Protocol, Sequence, Union
+
+from monomoe import _abi, tensors
+from monomoe._library import Handle, check, library
+from monomoe.errors import UsageError
+
+FormatName = Literal["fp8", "nvfp4", "mxfp4"]
+BackendName = Literal["auto", "cpu", "cuda"]
+PlacementLike = Iterable[tuple[int, int, int]]
+
+_BACKENDS = {"auto": _abi.Backend.AUTO, "cpu": _abi.Backend.CPU, "cuda": _abi.Backend.CUDA}
+_FORMATS = {"fp8": _abi.Format.FP8, "nvfp4": _abi.Format.NVFP4, "mxfp4": _abi.Format.MXFP4}
+_CODES = {"fp8": ("float8_e4m3fn", "uint8"), "nvfp4": ("uint8", "int8", "float4_e2m1fn_x2"), "mxfp4": ("uint8", "int8", "float4_e2m1fn_x2")}
+_SCALES = {
+    "fp8": {"float32": _abi.ScaleType.F32, "bfloat16": _abi.ScaleType.BF16, "float8_e8m0fnu": _abi.ScaleType.E8M0},
+    "nvfp4": {"float8_e4m3fn": _abi.ScaleType.E4M3, "uint8": _abi.ScaleType.E4M3},
+    "mxfp4": {"float8_e8m0fnu": _abi.ScaleType.E8M0, "uint8": _abi.ScaleType.E8M0},
+}
+
+
+def choice(name: str, given: Any, choices: dict[str, Any]) -> Any:
+    """choices[given], or a sentence that lists them."""
+    if given not in choices:
+        raise UsageError(f"{name} is {given!r}, wanted one of {', '.join(map(repr, choices))}")
+    return choices[given]
+
+
+class SymmetricMemory(Protocol):
+    """What gives the ranks of a world memory that all of them can write (monomoe.torch.distributed has implementations)."""
+
+    def allocate(self, num_bytes: int) -> tuple[Sequence[int], Any]:
+        """Collective. Zeroed memory of num_bytes on every rank: the address of each rank's in this process, and what keeps it mapped."""
+
+
+class World(NamedTuple):
+    """One rank of a world whose other ranks are other processes. gpu: the CUDA device of this process, None = the current one. ranks_per_gpu: ranks
+    that share this GPU at the same time."""
+
+    size: int
+    rank: int
+    memory: SymmetricMemory
+    gpu: int | None = None
+    ranks_per_gpu: int = 1
+
+
+class Context:
+    """A backend and the ranks of this process, or, with world, one rank of several processes.
+
+    backend: "auto" takes the best this machine runs; `backend` and `why` say which. ranks: 1..64, all in this process. threads: CPU
+    threads over all ranks, 0 = one per core. vector_bits: 0 = widest, or 128, 256, 512. timeout_ms: longest wait for another rank,
+    0 = 30000.
+    """
+
+    def __init__(self, backend: BackendName = "auto", *, ranks: int = 1, threads: int = 0, vector_bits: int = 0, timeout_ms: int = 0,
+                 world: World | None = None):
+        options = _abi.ContextOptions(c.sizeof(_abi.ContextOptions), choice("backend", backend, _BACKENDS), ranks, threads, vector_bits,
+                                      timeout_ms)
+        if world is not None:
+            options.world_ranks, options.rank, options.ranks_per_gpu = world.size, world.rank, world.ranks_per_gpu
+            options.gpu = 0 if world.gpu is None else world.gpu + 1
+        self._handle = Handle(library.monomoe_context_destroy, library.monomoe_context_create, c.byref(options))
+        self.num_ranks, self.world = ranks, world
+        why = c.c_char_p()
+        taken = library.monomoe_context_backend(self._handle.pointer, c.byref(why))
+        self.backend: str = _abi.Backend(taken).name.lower()
+        self.why: str = (why.value or b"").decode()
+
+    def __repr__(self) -> str:
+        return f"<monomoe.Context {self.backend}, {self.num_ranks} rank{'s' if self.num_ranks > 1 else ''}: {self.why}>"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight matrix [rows, cols] as checkpoints hold it; rows are output channels.
+
+    fp8:   codes e4m3 [rows, cols]; scales [ceil(rows/128), ceil(cols/128)] float32, bfloat16 or e8m0
+    nvfp4: codes [rows, cols/2] uint8, low nibble = even column; scales e4m3 [rows, cols/16]; global_scale = weight_scale_2
+    mxfp4: codes [rows, cols/2] uint8, low nibble = even column; scales e8m0 [rows, cols/32]
+    Codes and scales may have their own dtype or be uint8; GPU tensors of torch and CuPy are copied to the host.
+    """
+
+    format: FormatName
+    codes: Any
+    scales: Any
+    global_scale: float = 1.0
+
+
+class Expert(NamedTuple):
+    """gate, up: [intermediate, hidden]; down: [hidden, intermediate]."""
+
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+
+
+@dataclass(frozen=True)
+class StackedExperts:
+    """All experts in the tensors that serving frameworks hold.
+
+    w13 [E, 2 * intermediate, hidden]: gate rows, then up rows; w2 [E, hidden, intermediate]; FP4 codes have half the columns. w13_scale
+    and w2_scale: the scales of Matrix with a leading E; w13_scale has the gate's rows, then the up's.
+    w13_global: float32 [E] or [E, 2] (gate, up); w2_global: float32 [E]; NVFP4's weight_scale_2. None = 1.
+    """
+
+    format: FormatName
+    w13: Any
+    w13_scale: Any
+    w2: Any
+    w2_scale: Any
+    w13_global: Any = None
+    w2_global: Any = None
+
+
+ExpertSource = Union[StackedExperts, Sequence[Expert]]
+
+
+class _Packed(NamedTuple):
+    """Expert structs of the ABI with what keeps their memory alive."""
+
+    experts: Any
+    hidden: int
+    intermediate: int
+    alive: list[Any]
+
+
+def _scale_type(name: str, format_name: str, dtype: str) -> int:
+    scales = _SCALES[format_name]
+    if dtype not in scales:
+        raise UsageError(f"{name} is {dtype}, wanted {' or '.join(scales)} for {format_name}; convert or view it")
+    return scales[dtype]
+
+
+def _matrix_struct(name: str, matrix: Matrix, alive: list[Any]) -> _abi.Matrix:
+    format_number = choice(f"{name}.format", matrix.format, _FORMATS)
+    codes, scales = tensors.host_view(f"{name}.codes", matrix.codes), tensors.host_view(f"{name}.scales", matrix.scales)
+    if len(codes.shape) != 2:
+        raise UsageError(f"{name}.codes has shape {codes.shape}, wanted [rows, cols]; give one matrix")
+    rows, cols = codes.shape[0], codes.shape[1] * (1 if matrix.format == "fp8" else 2)
+    tensors.require(codes, f"{name}.codes", _CODES[matrix.format], codes.shape)
+    tensors.require(scales, f"{name}.scales", (scales.dtype,), _scale_shape(matrix.format, rows, cols))
+    alive += [codes, scales]
+    return _abi.Matrix(format_number, _scale_type(f"{name}.scales", matrix.format, scales.dtype), rows, cols, codes.pointer, scales.pointer,
+                       matrix.global_scale)
+
+
+def _scale_shape(format_name: str, rows: int, cols: int) -> tuple[int, int]:
+    if format_name == "fp8":
+        return (-(-rows // 128), -(-cols // 128))
+    return (rows, cols // (16 if format_name == "nvfp4" else 32))
+
+
+def _expert_struct(name: str, expert: Expert, alive: list[Any]) -> _abi.Expert:
+    return _abi.Expert(*(_matrix_struct(f"{name} {part}", matrix, alive) for part, matrix in zip(("gate", "up", "down"), expert)))
+
+
+def _floats(name: str, tensor: Any, count: int, widths: Sequence[int]) -> list[list[float]]:
+    """float32 [count] or [count, width] as one list per row."""
+    if tensor is None:
+        return [[1.0]] * count
+    found = tensors.host_view(name, tensor)
+    legal = [(count,), *((count, width) for width in widths)]
+    if found.dtype != "float32" or found.shape not in legal:
+        raise UsageError(f"{name} is {found.dtype} {found.shape}, wanted float32 {' or '.join(map(str, legal))}")
+    width = 1 if len(found.shape) == 1 else found.shape[1]
+    values: Any = (c.c_float * (count * width)).from_address(found.pointer) if count else []
+    return [list(values[i * width:(i + 1) * width]) for i in range(count)]
+
+
+def _pack_stacked(source: StackedExperts) -> _Packed:
+    format_number = choice("format", source.format, _FORMATS)
+    per_byte = 1 if source.format == "fp8" else 2
+    w13, w13_scale, w2, w2_scale = (tensors.host_view(name, getattr(source, name)) for name in ("w13", "w13_scale", "w2", "w2_scale"))
+    if len(w2.shape) != 3 or w2.shape[0] == 0:
+        raise UsageError(f"w2 has shape {w2.shape}, wanted [experts, hidden, intermediate] with at least one expert")
+    experts, hidden, inter = w2.shape[0], w2.shape[1], w2.shape[2] * per_byte
+    codes = _CODES[source.format]
+    tensors.require(w2, "w2", codes, (experts, hidden, inter // per_byte))
+    tensors.require(w13, "w13", codes, (experts, 2 * inter, hidden // per_byte))
+    up_scale, down_scale = _scale_shape(source.format, inter, hidden), _scale_shape(source.format, hidden, inter)
+    tensors.require(w13_scale, "w13_scale", (w13_scale.dtype,), (experts, 2 * up_scale[0], up_scale[1]))
+    tensors.require(w2_scale, "w2_scale", (w2_scale.dtype,), (experts, *down_scale))
+    types = _scale_type("w13_scale", source.format, w13_scale.dtype), _scale_type("w2_scale", source.format, w2_scale.dtype)
+    globals13 = _floats("w13_global", source.w13_global, experts, (1, 2))
+    globals2 = _floats("w2_global", source.w2_global, experts, (1,))
+    up_bytes, down_bytes = inter * hidden // per_byte, hidden * inter // per_byte
+    up_scale_bytes = up_scale[0] * up_scale[1] * tensors.ITEM_BYTES[w13_scale.dtype]
+    down_scale_bytes = down_scale[0] * down_scale[1] * tensors.ITEM_BYTES[w2_scale.dtype]
+    structs = (_abi.Expert * experts)()
+    for e in range(experts):
+        for half, part in enumerate((structs[e].gate, structs[e].up)):
+            part.format, part.scale_type, part.rows, part.cols = format_number, types[0], inter, hidden
+            part.codes = w13.pointer + (2 * e + half) * up_bytes
+            part.scales = w13_scale.pointer + (2 * e + half) * up_scale_bytes
+            part.global_scale = globals13[e][min(half, len(globals13[e]) - 1)]
+        down = structs[e].down
+        down.format, down.scale_type, down.rows, down.cols = format_number, types[1], hidden, inter
+        down.codes, down.scales = w2.pointer + e * down_bytes, w2_scale.pointer + e * down_scale_bytes
+        down.global_scale = globals2[e][0]
+    return _Packed(structs, hidden, inter, [w13, w13_scale, w2, w2_scale])
+
+
+def _pack_list(experts: Sequence[Expert]) -> _Packed:
+    if not experts:
+        raise UsageError("experts is empty, wanted at least one")
+    alive: list[Any] = []
+    structs = (_abi.Expert * len(experts))(*(_expert_struct(f"expert {e}", expert, alive) for e, expert in enumerate(experts)))
+    return _Packed(structs, structs[0].gate.cols, structs[0].gate.rows, alive)
+
+
+def _spread(packed: _Packed, num_experts: int | None, ids: Sequence[int] | None, context: Context) -> _Packed:
+    """The experts at their numbers among all of the layer; those of other ranks stay zero and are not read."""
+    given = len(packed.experts)
+    total = given if num_experts is None else num_experts
+    if total == given and ids is None:
+        return packed
+    if ids is None:
+        size, rank = (context.world.size, context.world.rank) if context.world else (1, 0)
+        if given * size != total:
+            raise UsageError(f"{given} experts are given of {total} on {size} ranks, wanted an equal share on each; give their ids")
+        ids = range(rank * given, (rank + 1) * given)
+    if len(ids) != given or any(not 0 <= e < total for e in ids) or len(set(ids)) != given:
+        raise UsageError(f"ids are {list(ids)}, wanted {given} different numbers below {total}, one for each expert given")
+    structs = (_abi.Expert * total)()
+    for place, expert in zip(ids, packed.experts):
+        structs[place] = expert
+    return packed._replace(experts=structs)
+
+
+def placement_struct(entries: PlacementLike | None) -> tuple[Any, list[Any]]:
+    """The ABI's placement (a pointer or None) of (expert, rank, slot) triples, and what keeps it alive."""
+    if entries is None:
+        return None, []
+    columns = list(zip(*entries))
+    if len(columns) != 3:
+        raise UsageError("placement holds no (expert, rank, slot) triples; give one for each copy of an expert, or None for the even placement")
+    arrays = [(c.c_int32 * len(column))(*column) for column in columns]
+    struct = _abi.Placement(len(columns[0]), *arrays)
+    return c.byref(struct), [struct, *arrays]
+
+
+class Weights:
+    """The experts of one layer, checked and packed. NaN codes and negative or non-finite scales are refused, naming expert, matrix and place.
+
+    experts: a StackedExperts, or one Expert each. swiglu_limit: clamp of gate (above) and up (both sides); None = none. placement:
+    (expert, rank, slot) triples, None = experts on ranks in order, as even as possible.
+    In a context of one rank of a world: num_experts of the whole layer, ids of the experts given here (None = all, or this rank's equal share
+    in order), tag a number that is the same on all ranks and another for each layer, e.g. its number in the model.
+    """
+
+    def __init__(self, context: Context, experts: ExpertSource, *, swiglu_limit: float | None = None, placement: PlacementLike | None = None,
+                 num_experts: int | None = None, ids: Sequence[int] | None = None, tag: int = 0):
+        packed = _pack_stacked(experts) if isinstance(experts, StackedExperts) else _pack_list(experts)
+        packed = _spread(packed, num_experts, ids, context)
+        where, alive = placement_struct(placement)
+        layer = _abi.Layer(c.sizeof(_abi.Layer), len(packed.experts), packed.hidden, packed.intermediate, packed.experts,
+                           c.cast(where, c.POINTER(_abi.Placement)) if where is not None else None, swiglu_limit or 0.0, tag)
+        handle = Handle(library.monomoe_weights_destroy, library.monomoe_weights_create, context._handle.pointer, c.byref(layer),
+                        parents=(context._handle,))
+        del alive, packed.alive[:]
+        self._take(context, handle, len(packed.experts), packed.hidden, packed.intermediate)
+
+    def _take(self, context: Context, handle: Handle, experts: int, hidden: int, intermediate: int) -> None:
+        self._handle, self.context = handle, context
+        self.num_experts, self.hidden, self.intermediate = experts, hidden, intermediate
+        self.max_local_experts: int = library.monomoe_weights_max_local_experts(handle.pointer)
+
+    @classmethod
+    def _of_handle(cls, context: Context, handle: Handle, experts: int, hidden: int, intermediate: int) -> "Weights":
+        weights = cls.__new__(cls)
+        weights._take(context, handle, experts, hidden, intermediate)
+        return weights
+
+    def update_expert(self, index: int, expert: Expert) -> None:
+        """Replaces one expert in all its copies. Not while a forward uses the weights. If it is refused the old expert stays."""
+        alive: list[Any] = []
+        struct = _expert_struct(f"expert {index}", expert, alive)
+        check(library.monomoe_weights_replace_expert(self._handle.pointer, index, c.byref(struct)))
+
+
+class Workspace:
+    """Symmetric memory, local memory and flags of all ranks. One call at a time; several layers may share one. Making one is collective over the
+    ranks of a world.
+
+    layers: the weights that will use it. topk: slots per token, 1..32. capacity: most tokens one rank may bring in one call.
+    """
+
+    def __init__(self, layers: Weights | Sequence[Weights], *, topk: int, capacity: int):
+        users = [layers] if isinstance(layers, Weights) else list(layers)
+        if not users:
+            raise UsageError("layers is empty, wanted the weights that will use the workspace")
+        context = users[0].context
+        if any(user.context is not context for user in users):
+            raise UsageError("the layers of a workspace are of different contexts, wanted one; make them with the same Context")
+        self._make(context, topk, capacity, users[0].hidden, max(u.intermediate for u in users), max(u.max_local_experts for u in users))
+
+    @classmethod
+    def sized(cls, context: Context, *, topk: int, capacity: int, hidden: int, max_intermediate: int, max_experts: int) -> "Workspace":
+        """A workspace for layers that are not packed yet. max_experts: the largest number of experts one rank will hold."""
+        workspace = cls.__new__(cls)
+        workspace._make(context, topk, capacity, hidden, max_intermediate, max_experts)
+        return workspace
+
+    def _make(self, context: Context, topk: int, capacity: int, hidden: int, max_intermediate: int, max_experts: int) -> None:
+        options = _abi.WorkspaceOptions(c.sizeof(_abi.WorkspaceOptions), topk, hidden, max_intermediate, max_experts, capacity)
+        self._memory: Any = None
+        if context.world is not None:
+            size = c.c_int64()
+            check(library.monomoe_symmetric_bytes(context._handle.pointer, c.byref(options), c.byref(size)))
+            addresses, self._memory = context.world.memory.allocate(size.value)
+            options.peers = (c.c_void_p * context.world.size)(*addresses)
+        self._handle = Handle(library.monomoe_workspace_destroy, library.monomoe_workspace_create, context._handle.pointer, c.byref(options),
+                              parents=(context._handle, self._memory))
+        self.context, self.topk, self.hidden, self.capacity = context, topk, hidden, capacity
+
+    def check(self) -> None:
+        """Raises PoisonedError with the cause if an earlier call, also one on a stream, left the workspace useless. Does not wait."""
+        check(library.monomoe_workspace_status(self._handle.pointer))

@@ -1,0 +1,181 @@
+"""monomoe.torch on CPU tensors: eager, the registered op and torch.compile give the bits of the package; refusals."""
+
+import copy
+import gc
+import threading
+
+import monomoe
+import numpy as np
+import pytest
+from layers import BF16, stacked, tokens
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install -r tests/python/requirements-torch.txt")
+import monomoe.torch  # noqa: E402
+
+
+def to_torch(array):
+    return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16) if array.dtype == BF16 else torch.from_numpy(array)
+
+
+def bits(tensor):
+    return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+@pytest.fixture(scope="module")
+def layer(examples):
+    return monomoe.torch.MoELayer.from_checkpoint(examples / "tiny-moe-nvfp4", 0, max_tokens=64, context=monomoe.Context("cpu"))
+
+
+@pytest.fixture(scope="module")
+def call(layer, examples):
+    """x, ids and weights, and the package's bits for them."""
+    x = np.random.default_rng(1).standard_normal((9, 256)).astype(BF16)
+    ids, weights = monomoe.Checkpoint(examples / "tiny-moe-nvfp4").route(0, x)
+    want = monomoe.forward(layer.weights, layer.workspace, x, ids, weights)
+    return to_torch(x), to_torch(ids), to_torch(weights), want.tobytes()
+
+
+class Block(torch.nn.Module):
+    def __init__(self, moe):
+        super().__init__()
+        self.moe = moe
+
+    def forward(self, x, ids, weights):
+        return x + self.moe(x * 2, ids, weights)
+
+
+def test_eager_op_and_out(layer, call):
+    x, ids, weights, want = call
+    assert bits(layer(x, ids, weights)) == want
+    assert bits(layer(x, ids.int(), weights)) == want
+    assert bits(torch.ops.monomoe.moe_forward(x, ids, weights, None, layer.key)) == want
+    out = torch.zeros_like(x)
+    assert layer(x, ids, weights, out=out) is out and bits(out) == want
+    assert bits(monomoe.forward(layer.weights, layer.workspace, x, ids, weights)) == want
+    assert layer(x[:0], ids[:0], weights[:0]).shape == (0, 256)
+
+
+def test_op_is_well_formed(layer, call):
+    x, ids, weights, _ = call
+    torch.library.opcheck(torch.ops.monomoe.moe_forward, (x, ids, weights, None, layer.key))
+    torch.library.opcheck(torch.ops.monomoe.moe_forward_out, (x, ids, weights, None, torch.empty_like(x), layer.key))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile(layer, call, dynamic):
+    x, ids, weights, want = call
+    alone = torch.compile(layer, fullgraph=True, dynamic=dynamic)  # inductor; nothing around the op that it would have to compile in C++
+    assert bits(alone(x, ids, weights)) == want
+    block = Block(layer)
+    compiled = torch.compile(block, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for rows in (9, 4):
+        part = (x[:rows].clone(), ids[:rows].clone(), weights[:rows].clone())
+        assert bits(compiled(*part)) == bits(block(*part))
+    torch._dynamo.reset()
+
+
+def test_compile_with_out(layer, call):
+    x, ids, weights, want = call
+    out = torch.zeros_like(x)
+    compiled = torch.compile(lambda *a: layer(*a, out=out), fullgraph=True, backend="aot_eager")
+    assert bits(compiled(x, ids, weights)) == want and bits(out) == want
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("kind", ["fp8", "nvfp4", "mxfp4"])
+def test_from_tensors_update_and_quantised_rows(kind):
+    rng = np.random.default_rng(8)
+    arrays, _ = stacked(rng, kind, 6, 256, 128)
+    context = monomoe.Context("cpu")
+    w13, s13, w2, s2 = (torch.from_numpy(a.view(np.uint8)) if a.dtype.itemsize == 1 else torch.from_numpy(a) for a in arrays)
+    own_dtypes = {"fp8": (torch.float8_e4m3fn, None), "nvfp4": (None, torch.float8_e4m3fn), "mxfp4": (None, torch.float8_e8m0fnu)}[kind]
+    layer = monomoe.torch.MoELayer.from_tensors(kind, *(t if d is None else t.view(d) for t, d in zip((w13, s13, w2, s2), own_dtypes * 2)), topk=2,
+                                                max_tokens=12, swiglu_limit=10.0, context=context)
+    x, ids, weights = (to_torch(a) for a in tokens(rng, 12, 256, 6, 2))
+    package = monomoe.Weights(context, monomoe.StackedExperts(kind, *arrays), swiglu_limit=10.0)
+    want = monomoe.forward(package, layer.workspace, x, ids, weights)
+    assert bits(layer(x, ids, weights)) == bits(want)
+    if kind != "fp8" and hasattr(torch, "float4_e2m1fn_x2"):
+        packed = monomoe.StackedExperts(kind, w13.view(torch.float4_e2m1fn_x2), s13, w2.view(torch.float4_e2m1fn_x2), s2)
+        again = monomoe.Weights(context, packed, swiglu_limit=10.0)
+        assert bits(monomoe.forward(again, layer.workspace, x, ids, weights)) == bits(want)
+
+    def matrix(codes, scales):
+        return monomoe.Matrix(kind, codes, scales.view(own_dtypes[1]) if own_dtypes[1] else scales)
+
+    half = s13.shape[1] // 2
+    layer.update_expert(5, monomoe.Expert(matrix(w13[0, :128], s13[0, :half]), matrix(w13[0, 128:], s13[0, half:]), matrix(w2[0], s2[0])))
+    assert bits(layer(x, ids, weights)) == bits(monomoe.forward(package, layer.workspace, x, torch.where(ids == 5, 0, ids), weights))
+
+
+def test_layers_share_a_workspace(layer, call, examples):
+    x, ids, weights, want = call
+    second = monomoe.torch.MoELayer.from_checkpoint(examples / "tiny-moe-nvfp4", 1, context=layer.weights.context, workspace=layer.workspace)
+    assert bits(second(x, ids, weights)) != want
+    assert bits(layer(x, ids, weights)) == want
+
+
+def test_ranks_on_threads(examples, call):
+    x, ids, weights, want = call
+    context = monomoe.Context("cpu", ranks=2, threads=2)
+    packed = monomoe.Checkpoint(examples / "tiny-moe-nvfp4").weights(context, 0)
+    workspace = monomoe.Workspace(packed, topk=4, capacity=9)
+    cuts, out = [(0, 7), (7, 9)], [None, None]
+
+    def run(rank):
+        a, b = cuts[rank]
+        out[rank] = monomoe.torch.MoELayer(packed, workspace=workspace, rank=rank)(x[a:b], ids[a:b], weights[a:b])
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert bits(torch.cat(out)) == want
+
+
+def test_refusals(layer, call):
+    x, ids, weights, _ = call
+    with pytest.raises(monomoe.UsageError, match="requires a gradient and MoELayer computes none"):
+        layer(x.clone().requires_grad_(), ids, weights)
+    with torch.no_grad():
+        layer(x.clone().requires_grad_(), ids, weights)
+    with pytest.raises(monomoe.UsageError, match=r"x of shape \(9, 256\) has strides \(1, 9\)"):
+        layer(x.t().contiguous().t(), ids, weights)
+    with pytest.raises(monomoe.UsageError, match="x is float32"):
+        layer(x.float(), ids, weights)
+    with pytest.raises(monomoe.UsageError, match=r"topk_weights is bfloat16, wanted float32"):
+        layer(x, ids, weights.bfloat16())
+    with pytest.raises(monomoe.UsageError, match="65 tokens|capacity"):
+        layer(x.repeat(8, 1), ids.repeat(8, 1), weights.repeat(8, 1))
+    with pytest.raises(monomoe.UsageError, match="x is on meta, wanted a tensor on a CPU or CUDA device"):
+        monomoe.forward(layer.weights, layer.workspace, x.to("meta"), ids, weights, out=torch.empty_like(x))
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        copy.deepcopy(layer)
+
+
+def test_a_layer_that_is_gone(examples, call):
+    x, ids, weights, _ = call
+    layer = monomoe.torch.MoELayer.from_checkpoint(examples / "tiny-moe-nvfp4", 2, max_tokens=9, context=monomoe.Context("cpu"))
+    key = layer.key
+    del layer
+    gc.collect()
+    with pytest.raises(monomoe.UsageError, match="which is gone"):
+        torch.ops.monomoe.moe_forward(x, ids, weights, None, key)
+
+
+def test_dlpack_of_torch(layer, call):
+    """A torch tensor behind an object that only speaks DLPack, bfloat16 included."""
+    x, ids, weights, want = call
+
+    class Producer:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def __dlpack__(self, **arguments):
+            return self.tensor.__dlpack__(**arguments)
+
+        def __dlpack_device__(self):
+            return self.tensor.__dlpack_device__()
+
+    out = torch.zeros_like(x)
+    monomoe.forward(layer.weights, layer.workspace, Producer(x), Producer(ids), Producer(weights), out=Producer(out))
+    assert bits(out) == want
