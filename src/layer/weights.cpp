@@ -95,13 +95,16 @@ Result<std::vector<SourceExpert>> experts_from_abi(const monomoe_layer& layer) {
   return experts;
 }
 
-Result<void> pack_for_cpu(std::span<const SourceExpert> experts, monomoe_weights& weights) {
+Result<void> pack_for_cpu(const LayerSource& source, monomoe_weights& weights) {
   if (auto enough = check_memory(weights.problem); !enough) return enough;
   auto made = cpu::CpuWeights::create(weights.problem, weights.placement, weights.swiglu_limit);
   if (!made) return made.error();
   weights.cpu.emplace(made.take());
-  return parallel_for(weights.problem.experts, weights.context->num_threads, [&](int64_t e) {
-    return pack_expert(experts[e], weights.problem, weights.cpu->expert_data(static_cast<int32_t>(e)));
+  return parallel_for(weights.problem.experts, weights.context->num_threads, [&](int64_t e) -> Result<void> {
+    uint8_t* data = weights.cpu->expert_data(static_cast<int32_t>(e));
+    if (source.packed.empty()) return pack_expert(source.experts[e], weights.problem, data);
+    std::memcpy(data, source.packed[e], static_cast<size_t>(weights.cpu->layout().bytes));
+    return {};
   });
 }
 
@@ -112,11 +115,14 @@ Result<void> pack_and_upload(const SourceExpert& expert, int64_t index, monomoe_
   return weights.cuda->upload(static_cast<int32_t>(index), packed.data());
 }
 
-Result<void> pack_for_cuda(std::span<const SourceExpert> experts, monomoe_weights& weights) {
+Result<void> pack_for_cuda(const LayerSource& source, monomoe_weights& weights) {
   auto made = weights.context->cuda->make_weights(weights.problem, weights.placement, weights.swiglu_limit);
   if (!made) return made.error();
   weights.cuda = made.take();
-  return parallel_for(weights.problem.experts, weights.context->num_threads, [&](int64_t e) { return pack_and_upload(experts[e], e, weights); });
+  return parallel_for(weights.problem.experts, weights.context->num_threads, [&](int64_t e) {
+    if (source.packed.empty()) return pack_and_upload(source.experts[e], e, weights);
+    return weights.cuda->upload(static_cast<int32_t>(e), source.packed[e]);
+  });
 }
 
 }  // namespace
@@ -154,9 +160,11 @@ Result<std::unique_ptr<monomoe_weights>> pack_weights(const monomoe_context& con
   auto limit = checked_limit(source.swiglu_limit);
   if (!limit) return limit.error();
   const auto check_item = [&](int64_t e) { return check_and_scan(source.experts[e], problem, e, source.from_caller); };
-  if (auto legal = parallel_for(problem.experts, context.num_threads, check_item); !legal) return legal.error();
+  if (source.packed.empty()) {
+    if (auto legal = parallel_for(problem.experts, context.num_threads, check_item); !legal) return legal.error();
+  }
   auto weights = std::make_unique<monomoe_weights>(monomoe_weights{&context, problem, std::move(placement), limit.value(), {}, {}});
-  auto packed = context.cuda != nullptr ? pack_for_cuda(source.experts, *weights) : pack_for_cpu(source.experts, *weights);
+  auto packed = context.cuda != nullptr ? pack_for_cuda(source, *weights) : pack_for_cpu(source, *weights);
   if (!packed) return packed.error();
   return weights;
 }

@@ -29,6 +29,7 @@ struct LayerSource {
   std::span<const SourceExpert> experts;
   float swiglu_limit = 0;   // 0 or +inf = none
   bool from_caller = true;  // false: from a checkpoint, whose values were checked where they were loaded
+  std::span<const uint8_t* const> packed = {};  // instead of codes in `experts`: expert_layout bytes each, checked where they were loaded
 };
 
 Result<float> checked_limit(float swiglu_limit);  // +inf for none
