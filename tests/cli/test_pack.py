@@ -121,6 +121,51 @@ class Conversions(PackTest):
             self.assertFalse((self.folder / "out").exists())
 
 
+class Sources(PackTest):
+    """What other tools write, brought into a form that runs."""
+
+    def test_fp8_blocks_of_32_run_after_pack(self):
+        tensors = {}
+        rng = random.Random(8)
+        for expert in range(EXPERTS):
+            for matrix, rows, cols in (("w1", INTERMEDIATE, HIDDEN), ("w3", INTERMEDIATE, HIDDEN), ("w2", HIDDEN, INTERMEDIATE)):
+                name, grid = f"layers.0.ffn.experts.{expert}.{matrix}", [rows // 32, cols // 32]
+                tensors[f"{name}.weight"] = ("F8_E4M3", [rows, cols], bytes(rng.choice((0x30, 0x38, 0xB4, 0x41)) for _ in range(rows * cols)))
+                tensors[f"{name}.scale"] = ("F32", grid, f32([rng.choice((0.125, 0.25, 0.5)) for _ in range(grid[0] * grid[1])]))
+        config = {"model_type": "deepseek_v4", "quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}}
+        source = write_checkpoint(self.folder / "small-blocks", tensors, config)
+        problems = json.loads(self.call("verify", source, "--json").stdout)["problems"]
+        self.assertEqual(len(problems), 1)
+        self.assertIn("32 x 32", problems[0]["what"])
+        self.refused(BAD_INPUT, "run", source, "--layer", 0, "--input", self.tokens(), "--output", self.folder / "y.safetensors",
+                     says=("32 x 32", "monomoe pack DIR OUT --to fp8"))
+        self.refused(BAD_INPUT, "pack", source, self.folder / "out", "--to", "packed", says=("32 x 32",))
+        out, report = self.pack(source, "fp8")
+        self.assertEqual(report["weights"]["changed"], 0)  # the scales are powers of two apart
+        self.verified(out)
+        self.assertEqual(self.tensors(out)["layers.0.ffn.experts.0.w1.scale"][1], [2, 2])
+        self.assertEqual(json.loads((out / "config.json").read_text())["quantization_config"]["weight_block_size"], [128, 128])
+        self.y(out, self.tokens())
+
+    def test_fused_tensors_give_the_same_bits(self):
+        plain, fused = {}, {}
+        rng = random.Random(2)
+        gates, ups, downs = ([bf16([rng.gauss(0, 0.06) for _ in range(HIDDEN * INTERMEDIATE)]) for _ in range(EXPERTS)] for _ in range(3))
+        fused["model.layers.0.mlp.experts.gate_up_proj"] = ("BF16", [EXPERTS, 2 * INTERMEDIATE, HIDDEN], b"".join(g + u for g, u in zip(gates, ups)))
+        fused["model.layers.0.mlp.experts.down_proj"] = ("BF16", [EXPERTS, HIDDEN, INTERMEDIATE], b"".join(downs))
+        for expert in range(EXPERTS):
+            base = f"model.layers.0.mlp.experts.{expert}."
+            plain |= {f"{base}gate_proj.weight": ("BF16", [INTERMEDIATE, HIDDEN], gates[expert]), f"{base}up_proj.weight": ("BF16", [INTERMEDIATE, HIDDEN], ups[expert]),
+                      f"{base}down_proj.weight": ("BF16", [HIDDEN, INTERMEDIATE], downs[expert])}
+        config = {"model_type": "qwen3_moe"}
+        one, _ = self.pack(write_checkpoint(self.folder / "fused", fused, config), "nvfp4", "--round", name="one")
+        two, _ = self.pack(write_checkpoint(self.folder / "plain", plain, config), "nvfp4", "--round", name="two")
+        self.assertEqual(self.tensors(one), self.tensors(two))
+        self.y(one, self.tokens())
+        problems = json.loads(self.call("verify", write_checkpoint(self.folder / "gpt", fused, {"model_type": "gpt_oss"}), "--json").stdout)["problems"]
+        self.assertIn('that of "gpt_oss" is not known', problems[0]["what"])
+
+
 class Subsets(PackTest):
     def test_experts_are_numbered_anew_and_the_router_keeps_their_rows(self):
         source = self.checkpoint("nvfp4")
