@@ -257,8 +257,10 @@ void LayerLoader::scan() {
   auto work = [&] {
     for (size_t i = next++; i < items.size(); i = next++) {
       items[i].result = scan_matrix(*items[i].matrix);
-      const TensorEntry& weight = *items[i].source->weight.entry;
-      if (options_.release_pages) release_mapped(weight.data, weight.bytes);
+      if (!options_.release_pages) continue;
+      for (const LocatedTensor& tensor : {items[i].source->weight, items[i].source->scale}) {
+        if (tensor.entry != nullptr) release_mapped(tensor.entry->data, static_cast<size_t>(tensor.entry->bytes));
+      }
     }
   };
   {
