@@ -58,6 +58,58 @@ void sort_matrix(const MoeTensorName& name, const LocatedTensor& tensor, LayerTe
   place((*layer.shared)[static_cast<size_t>(name.role)][name.part], tensor, layer);
 }
 
+// What a tensor is for; fused ones wait until all of a layer are known.
+void sort_tensor(const MoeTensorName& name, const LocatedTensor& tensor, LayerTensors& layer, std::vector<FusedTensor>& fused,
+                 std::vector<UnusedTensor>& unknown) {
+  switch (name.kind) {
+    case Kind::kExpert:
+    case Kind::kSharedExpert:
+      sort_matrix(name, tensor, layer);
+      break;
+    case Kind::kPackedExpert:
+      layer.packed[name.expert] = tensor;  // names are unique
+      break;
+    case Kind::kPackedShared:
+      place(layer.packed_shared, tensor, layer);
+      break;
+    case Kind::kRouterWeight:
+      place(layer.router_weight, tensor, layer);
+      break;
+    case Kind::kRouterBias:
+      place(layer.router_bias, tensor, layer);
+      break;
+    case Kind::kHashTable:
+      place(layer.hash_table, tensor, layer);
+      break;
+    case Kind::kFused:
+      fused.push_back({name, tensor});
+      break;
+    case Kind::kUnknownFused:
+      layer.fused.push_back(tensor);
+      layer.fused_why.push_back("nothing states what is where inside it");
+      break;
+    case Kind::kOddExpert:
+      layer.refused.push_back(odd_expert(tensor, name.number));
+      break;
+    case Kind::kOddLayer:
+      break;
+    case Kind::kUnknownShared:
+      layer.unsupported_shared = true;
+      unknown.push_back({file_of(tensor), tensor.entry->name, "not a known tensor of a shared expert"});
+      break;
+    case Kind::kUnknownExpert:
+      if (changes_result(tensor.entry->name)) {
+        layer.refused.push_back(
+            fmt::format("tensor \"{}\" ({}) would change the result and is not supported; wanted experts of weights and "
+                        "scales alone: convert the checkpoint",
+                        printable(tensor.entry->name), printable(file_of(tensor))));
+      } else {
+        unknown.push_back({file_of(tensor), tensor.entry->name, "not a known tensor of an expert"});
+      }
+      break;
+  }
+}
+
 }  // namespace
 
 std::string LayerTensors::matrix_name(const std::string& module, MatrixRole role) const {
@@ -104,53 +156,7 @@ Result<void> Checkpoint::sort_names() {
                       printable(tensor.entry->name), printable(layer.prefix), printable(name->layer_prefix)));
       continue;
     }
-    switch (name->kind) {
-      case Kind::kExpert:
-      case Kind::kSharedExpert:
-        sort_matrix(*name, tensor, layer);
-        break;
-      case Kind::kPackedExpert:
-        layer.packed[name->expert] = tensor;  // names are unique
-        break;
-      case Kind::kPackedShared:
-        place(layer.packed_shared, tensor, layer);
-        break;
-      case Kind::kRouterWeight:
-        place(layer.router_weight, tensor, layer);
-        break;
-      case Kind::kRouterBias:
-        place(layer.router_bias, tensor, layer);
-        break;
-      case Kind::kHashTable:
-        place(layer.hash_table, tensor, layer);
-        break;
-      case Kind::kFused:
-        fused[name->layer].push_back({*name, tensor});
-        break;
-      case Kind::kUnknownFused:
-        layer.fused.push_back(tensor);
-        layer.fused_why.push_back("nothing states what is where inside it");
-        break;
-      case Kind::kOddExpert:
-        layer.refused.push_back(odd_expert(tensor, name->number));
-        break;
-      case Kind::kOddLayer:
-        break;
-      case Kind::kUnknownShared:
-        layer.unsupported_shared = true;
-        unknown_.push_back({file_of(tensor), tensor.entry->name, "not a known tensor of a shared expert"});
-        break;
-      case Kind::kUnknownExpert:
-        if (changes_result(tensor.entry->name)) {
-          layer.refused.push_back(
-              fmt::format("tensor \"{}\" ({}) would change the result and is not supported; wanted experts of weights and "
-                          "scales alone: convert the checkpoint",
-                          printable(tensor.entry->name), printable(file_of(tensor))));
-        } else {
-          unknown_.push_back({file_of(tensor), tensor.entry->name, "not a known tensor of an expert"});
-        }
-        break;
-    }
+    sort_tensor(*name, tensor, layer, fused[name->layer], unknown_);
   }
   for (const auto& [id, tensors] : fused) split_fused(tensors, config_, *layers_[id]);
   return {};
