@@ -17,7 +17,7 @@ void on_bus_error(int signal, siginfo_t* info, void*) {
     return;
   }
   static constexpr char kSentence[] =
-      "monomoe: a file of the checkpoint, or the input, became shorter while it was read (or its disk failed); nothing was written: "
+      "monomoe: a file of the checkpoint, or the input, became shorter while it was read (or its disk failed); no output was put in place: "
       "fetch or copy it again, and run when no other program changes it\n";
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kSentence, sizeof(kSentence) - 1);
   ::_exit(static_cast<int>(ExitCode::kBadInput));

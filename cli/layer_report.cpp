@@ -74,7 +74,7 @@ std::string job_text(const LayerJob& job) {
   text += fmt::format("experts    tokens min {}, median {}, max {}; {} empty; {} slots dropped\n", counts["min"].get<int64_t>(),
                       counts["median"].get<int64_t>(), counts["max"].get<int64_t>(), counts["empty_experts"].get<int64_t>(),
                       counts["dropped_slots"].get<int64_t>());
-  text += fmt::format("placement  {}\n", inline_text(json["placement"]));
+  text += fmt::format("placement  {}\n", job.placement ? inline_text(json["placement"]) : "in order, as even as possible");
   return text;
 }
 

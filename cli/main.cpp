@@ -73,8 +73,9 @@ ExitCode run_selected(int argc, char** argv) {
   app.set_version_flag("--version", std::string("monomoe ") + monomoe_version());
   app.require_subcommand(1);
   app.footer(kExitCodes);
-  const std::vector<Command> commands = {add_run(app),   add_verify(app), add_inspect(app), add_plan(app),
-                                         add_synth(app), add_doctor(app), add_demo(app)};
+  const std::vector<Command> commands = {add_run(app),  add_verify(app), add_inspect(app), add_plan(app),
+                                         add_pack(app), add_synth(app),  add_doctor(app),  add_demo(app),
+                                         add_completion(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

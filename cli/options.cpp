@@ -69,7 +69,6 @@ std::vector<CLI::Option*> add_layer_options(CLI::App& parser, LayerOptions& opti
       parser.add_option("--capacity", options.capacity, "most tokens a rank may bring [the largest rank's tokens]")
           ->check(CLI::Range(int64_t{0}, int64_t{1} << 20)),
       parser.add_option("--placement", options.placement, "file of lines 'expert rank' or 'expert rank slot' [in order, even]"),
-      parser.add_option("--shared-expert", options.shared_expert, "on adds the shared expert to y [off]")->check(CLI::IsMember({"on", "off"})),
       parser.add_option("--swiglu-limit", options.swiglu_limit_word, "clamp of gate and up; 0 or inf is none [config.json's]"),
   };
   const std::vector<CLI::Option*> context = add_context_options(parser, options.context);

@@ -40,7 +40,7 @@ struct LayerOptions {
   std::vector<int64_t> dealt(int64_t tokens) const;  // tokens of each rank; throws bad usage
   int64_t capacity_for(const std::vector<int64_t>& tokens_per_rank) const;
 };
-// All but directory, layer and input, which commands require differently.
+// All but directory, layer, input and shared_expert, which commands require differently or do not have.
 std::vector<CLI::Option*> add_layer_options(CLI::App& parser, LayerOptions& options);
 
 std::optional<monomoe_format> format_from_word(const std::string& word);

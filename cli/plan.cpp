@@ -8,6 +8,7 @@
 #include "handles.hpp"
 #include "options.hpp"
 #include "output.hpp"
+#include "text_file.hpp"
 
 namespace monomoe::cli {
 namespace {
@@ -18,6 +19,7 @@ struct PlanOptions {
   std::string directory, weights;
   int32_t layer = -1;
   int64_t hidden = kUnset, intermediate = kUnset, experts = kUnset, topk = kUnset, ranks = 1, capacity = 1024;
+  std::string tokens;
   bool json = false;
 };
 
@@ -97,6 +99,50 @@ std::string plan_text(const monomoe_problem& problem, const Json& report) {
   return text;
 }
 
+std::vector<int64_t> tokens_wanted(const PlanOptions& options) {
+  std::vector<int64_t> tokens;
+  if (options.tokens.empty()) {
+    for (int64_t m = 1; m < options.capacity; m *= 8) tokens.push_back(m);
+    if (options.capacity > 0) tokens.push_back(options.capacity);
+    return tokens;
+  }
+  for (const std::string& word : split_at(options.tokens, ',')) {
+    const std::optional<int64_t> count = whole_number(word);
+    if (!count || *count < 0 || *count > options.capacity)
+      usage_error(fmt::format("--tokens {}: '{}' must be a number of tokens of each rank, 0..{} (--capacity)", options.tokens, word, options.capacity));
+    tokens.push_back(*count);
+  }
+  return tokens;
+}
+
+Json times_of(const monomoe_problem& problem, const std::vector<int64_t>& tokens) {
+  Json times = Json::array();
+  for (const int64_t count : tokens) {
+    char* json = nullptr;
+    check(monomoe_plan_time(&problem, count, &json));
+    const Text owner(json);
+    times.push_back(parse_report(json));
+  }
+  return times;
+}
+
+std::string least_times_text(const Json& times) {
+  std::string text = "least time of a layer (what it must read, multiply and send; uniform routing)\n  tokens a rank  experts touched";
+  for (const Json& gpu : times.empty() ? Json::array() : times[0]["gpus"])
+    text += fmt::format("  {:>22}", gpu["gpu"].get<std::string>() + (gpu["measured_rates"].get<bool>() ? "" : " (predicted)"));
+  text += "\n";
+  for (const Json& time : times) {
+    text += fmt::format("  {:>13}  {:>15.1f}", time["tokens"].get<int64_t>(), time["touched_experts"].get<double>());
+    for (const Json& gpu : time["gpus"])
+      text += fmt::format("  {:>13} {:<8}", seconds_text(gpu["bound_seconds"].get<double>()), gpu["bound_by"].get<std::string>());
+    text += "\n";
+  }
+  return text;
+}
+
+// What `run` would launch: the same for every number of tokens.
+constexpr const char* kLaunch = "one: a single persistent launch a rank, one thread block a multiprocessor, tiles claimed from true counts";
+
 ExitCode plan(const PlanOptions& options) {
   int32_t layer = -1;
   const monomoe_problem problem = problem_of(options, layer);
@@ -104,13 +150,16 @@ ExitCode plan(const PlanOptions& options) {
   check(monomoe_plan(&problem, &json));
   const Text owner(json);
   const Json report = parse_report(json);
+  const Json times = report.value("legal", false) ? times_of(problem, tokens_wanted(options)) : Json::array();
   if (options.json) {
     Json all = {{"command", "plan"}};
     if (!options.directory.empty()) all.update({{"directory", options.directory}, {"layer", layer}});
     all.update(report);
+    all.update({{"launch", "one"}, {"times", times}});
     print_json(all);
   } else {
-    print((options.directory.empty() ? "" : fmt::format("{}, layer {}\n", options.directory, layer)) + plan_text(problem, report));
+    print((options.directory.empty() ? "" : fmt::format("{}, layer {}\n", options.directory, layer)) + plan_text(problem, report) +
+          (report.value("legal", false) ? fmt::format("launch\n  {}\n{}", kLaunch, least_times_text(times)) : ""));
   }
   return report.value("legal", false) ? ExitCode::kOk : ExitCode::kCheckFailed;
 }
@@ -119,7 +168,7 @@ ExitCode plan(const PlanOptions& options) {
 
 Command add_plan(CLI::App& app) {
   auto options = std::make_shared<PlanOptions>();
-  CLI::App* parser = app.add_subcommand("plan", "Is a problem legal, and how much memory does each rank need");
+  CLI::App* parser = app.add_subcommand("plan", "Is a problem legal, what memory does each rank need, and what is the least time of a layer");
   CLI::Option* directory = parser->add_option("DIR", options->directory, "checkpoint directory that says the geometry; options override it");
   parser->add_option("--layer", options->layer, "layer of DIR [the first MoE layer]")->check(CLI::Range(0, 1 << 20))->needs(directory);
   parser->add_option("--hidden", options->hidden, "channels of a token");
@@ -128,6 +177,7 @@ Command add_plan(CLI::App& app) {
   parser->add_option("--topk", options->topk, "slots of a token");
   parser->add_option("--ranks", options->ranks, "ranks [1]");
   parser->add_option("--capacity", options->capacity, "most tokens a rank may bring in one call [1024]");
+  parser->add_option("--tokens", options->tokens, "tokens of each rank for which to tell the least time, a,b,.. [1,8,64,.. up to the capacity]");
   parser->add_option("--weights", options->weights, "fp8, nvfp4 or mxfp4")->check(CLI::IsMember({"fp8", "nvfp4", "mxfp4"}));
   parser->add_flag("--json", options->json, "report as JSON on standard output");
   parser->footer("Exit code 1 when the problem is not legal.\nExample:\n"

@@ -124,6 +124,7 @@ Command add_run(CLI::App& app) {
       ->required();
   parser->add_option("--output", options->output, "OUT.safetensors: y, expert_counts, topk_ids, topk_weights; whole or not at all")->required();
   add_layer_options(*parser, options->layer);
+  parser->add_option("--shared-expert", options->layer.shared_expert, "on adds the shared expert to y [off]")->check(CLI::IsMember({"on", "off"}));
   parser->add_flag("--json", options->json, "report as JSON on standard output");
   parser->footer("Example:\n  monomoe run examples/tiny-moe-nvfp4 --layer 0 --input examples/tiny-moe-capture/layer0.safetensors \\\n"
                  "    --output /tmp/y.safetensors --ranks 4 --json");

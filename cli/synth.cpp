@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "command.hpp"
+#include "handles.hpp"
 #include "options.hpp"
 #include "output.hpp"
 
@@ -38,21 +39,28 @@ ExitCode synth(const SynthOptions& options) {
   check(monomoe_synth(options.directory.c_str(), &request));
   const double seconds = timer.seconds();
   const std::string input = options.directory + "/input.safetensors";
+  const int32_t topk = layer_info(open_checkpoint(options.directory).get(), 0).topk, model_topk = monomoe_synth_topk(options.geometry.c_str());
   if (options.json) {
     print_json({{"command", "synth"},
                 {"directory", options.directory},
                 {"geometry", options.geometry},
                 {"weights", options.weights},
                 {"layers", options.layers},
+                {"topk", topk},
+                {"model_topk", model_topk},
                 {"tokens", options.tokens},
                 {"seed", options.seed},
                 {"input", input},
                 {"seconds", seconds}},
                options.directory);
   } else {
-    print(fmt::format("{}: {} in {}, {} layers, seed {}; {} tokens in {}; {}\n", options.directory, options.geometry, options.weights,
-                      options.layers, options.seed, options.tokens, input, seconds_text(seconds)),
-          options.directory);
+    std::string text = fmt::format("{}: {} in {}, {} layer{}, top-{}, seed {}; {} token{} in {}; {}\n", options.directory, options.geometry,
+                                   options.weights, options.layers, options.layers == 1 ? "" : "s", topk, options.seed, options.tokens,
+                                   options.tokens == 1 ? "" : "s", input, seconds_text(seconds));
+    if (topk != model_topk)
+      text += fmt::format("note: top-{} instead of the model's top-{}, for there are {} experts; --experts {} or more keeps it\n", topk, model_topk,
+                          options.experts, model_topk);
+    print(text, options.directory);
   }
   return ExitCode::kOk;
 }

@@ -101,8 +101,6 @@ std::string report_text(const Json& report) {
 
 ExitCode verify_layer(const VerifyOptions& options) {
   if (options.layer.layer < 0) usage_error("verify with --input checks one layer; give --layer L");
-  if (options.layer.shared_expert == "on")
-    usage_error("verify compares the routed experts' sum, to which --shared-expert on adds nothing to check; leave it out");
   if (!options.output.empty()) check_output_path(options.output, options.layer);
   const LayerJob job = prepare_layer(options.layer);
   std::vector<uint16_t> y(job.input.x.size());

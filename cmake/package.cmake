@@ -27,3 +27,9 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/monomoeConfig.cmake.in $
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/monomoeConfigVersion.cmake VERSION ${PROJECT_VERSION} COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/monomoeConfig.cmake ${CMAKE_BINARY_DIR}/monomoeConfigVersion.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/monomoe COMPONENT library)
+# For builds without CMake. Paths are relative to the file, so the tree can be moved.
+if(NOT IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}" AND NOT IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
+  file(RELATIVE_PATH pc_prefix /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
+  configure_file(${CMAKE_CURRENT_LIST_DIR}/monomoe.pc.in ${CMAKE_BINARY_DIR}/monomoe.pc @ONLY)
+  install(FILES ${CMAKE_BINARY_DIR}/monomoe.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT library)
+endif()

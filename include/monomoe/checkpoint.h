@@ -87,6 +87,34 @@ MONOMOE_API monomoe_status monomoe_checkpoint_verify_run(monomoe_context* contex
 // Keys: docs/cases.md. The same report as verify_run, with "case".
 MONOMOE_API monomoe_status monomoe_verify_case(const monomoe_context_options* options, const char* line, char** json);
 
+// ---- Converting and packing -----------------------------------------------------------------------------------------------------
+
+typedef struct monomoe_pack_progress {
+  uint32_t struct_size;
+  int64_t shards_done, shards, shards_resumed;  // resumed: were there from an earlier run
+  uint64_t bytes_done, bytes;                   // of tensors
+  const char* layer;                            // of the shard being written: "3", "mtp.0", or "" for tensors outside MoE layers
+} monomoe_pack_progress;
+typedef void (*monomoe_pack_callback)(const monomoe_pack_progress* progress, void* user);
+
+typedef struct monomoe_pack_options {
+  uint32_t struct_size;
+  int32_t allow_rounding;          // 0: refused (MONOMOE_CHECK_FAILED) if any weight would change its value
+  const char* to;                  // "fp8", "nvfp4", "mxfp4", or "packed": the layout of the kernel
+  const char* layers;              // "0,3..5,mtp.0"; NULL = all
+  const char* experts;             // "0..15,20": these alone, numbered anew from 0; NULL = all
+  int32_t num_threads;             // 0 = one per core
+  monomoe_pack_callback callback;  // called from the calling thread after each piece of output; may be NULL
+  void* user;                      // handed to callback
+} monomoe_pack_options;
+// Writes a new checkpoint directory `out` from `directory`: the routed experts converted or packed, routers and shared experts beside them
+// and, when neither packed nor reduced, every other tensor and file as it is. Opened like any checkpoint by the functions above; of packed
+// ones each expert's checksum is compared when it is loaded. Memory: a few experts, whatever the size of the checkpoint.
+// Until the end everything is in out.partial, which a call with the same arguments takes up where a killed one stopped; one process at a
+// time. Report: {"output","to","layers":[..],"experts","shards","shards_resumed","bytes","weights":{"converted","changed","underflows",
+// "worst_relative_error","rms_relative_error"},"notes":[..]}; docs/checkpoints.md.
+MONOMOE_API monomoe_status monomoe_pack(const char* directory, const char* out, const monomoe_pack_options* options, char** json);
+
 // ---- Synthetic checkpoints ------------------------------------------------------------------------------------------------------
 
 typedef struct monomoe_synth_options {
@@ -103,6 +131,8 @@ typedef struct monomoe_synth_options {
 // own router decides, so its tensors are there too. Layers are numbered from 0 and all sparse; the first layers of DeepSeek-V4 are hash layers.
 MONOMOE_API monomoe_status monomoe_synth(const char* directory, const monomoe_synth_options* options);
 MONOMOE_API const char* const* monomoe_synth_geometries(void);  // NULL-terminated
+// The model's top-k, -1 for an unknown name. A checkpoint with fewer experts than that gets a top-k of its number of experts.
+MONOMOE_API int32_t monomoe_synth_topk(const char* geometry);
 
 #ifdef __cplusplus
 }

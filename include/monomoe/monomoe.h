@@ -235,6 +235,11 @@ typedef struct monomoe_problem {
 // {"legal": bool, "rule": sentence if not, "bytes_per_rank": {"symmetric","workspace","weights","total"}, "regions": {...}, "tiles": {...}}
 // An illegal problem is a report, not an error.
 MONOMOE_API monomoe_status monomoe_plan(const monomoe_problem* problem, char** json);
+// What one call cannot take less than: per GPU (H100, H200, H20) the time to read the touched experts, for the products and on the links, and
+// the largest of them. tokens: of each rank, at most the capacity; routing is taken as uniform. {"tokens","routes_per_rank","touched_experts",
+// "weight_bytes","flops","link_bytes","gpus":[{"gpu","measured_rates","thread_blocks","read_seconds","product_seconds","link_seconds",
+// "bound_seconds","bound_by"}]}. An illegal problem is an error here.
+MONOMOE_API monomoe_status monomoe_plan_time(const monomoe_problem* problem, int64_t tokens, char** json);
 // What this machine can run and why not the rest: {"backends": {"cpu": {...}, "cuda": {...}}, ...}
 MONOMOE_API monomoe_status monomoe_doctor(char** json);
 MONOMOE_API void monomoe_free_text(char* text);

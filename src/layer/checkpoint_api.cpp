@@ -110,8 +110,9 @@ Result<void> pack_shared(const monomoe_context& context, const monomoe_checkpoin
   const SourceExpert& shared = *loaded.value().shared;
   auto placement = PlacementTable::even(1, context.num_ranks);
   if (!placement) return placement.error();
-  const LayerSource source{loaded.value().hidden, shared.gate.rows, loaded.value().shared_format, {&shared, 1}, limit.value(),
+  LayerSource source{loaded.value().hidden, shared.gate.rows, loaded.value().shared_format, {&shared, 1}, limit.value(),
                            false,                 layer_number(loaded.value(), true)};
+  if (loaded.value().packed_shared != nullptr) source.packed = {&loaded.value().packed_shared, 1};
   auto packed = pack_weights(context, source, placement.take());
   if (!packed) return Error{packed.error().status, fmt::format("{}, shared expert: {}", place(loaded.value()), packed.error().message)};
   *weights = packed.value().release();
@@ -133,7 +134,7 @@ Result<std::unique_ptr<monomoe_weights>> pack_routed(const monomoe_context& cont
   if (auto legal = check_rules(layer); !legal) return legal.error();
   auto table = make_placement(placement, static_cast<int64_t>(layer.experts.size()), context.num_ranks);
   if (!table) return table.error();
-  const LayerSource source{layer.hidden, layer.intermediate, layer.format, layer.experts, limit.value(), false, layer_number(layer, false)};
+  const LayerSource source{layer.hidden, layer.intermediate, layer.format, layer.experts, limit.value(), false, layer_number(layer, false), layer.packed};
   auto packed = pack_weights(context, source, table.take());
   if (!packed) return Error{packed.error().status, fmt::format("{}: {}", place(layer), packed.error().message)};
   return packed;

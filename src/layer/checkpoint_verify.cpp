@@ -101,7 +101,7 @@ void Report::add_problems(std::string_view where, std::string_view message) {
 void verify_layer(const Checkpoint& checkpoint, LayerId id, Report& report) {
   const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const std::string where = "layer " + id.label();
-  auto loaded = checkpoint.load_layer(id, {.scan_values = true, .threads = threads, .max_problems = kMaxListed});
+  auto loaded = checkpoint.load_layer(id, {.scan_values = true, .threads = threads, .max_problems = kMaxListed, .release_pages = true});
   if (!loaded) {
     report.add_problems(where, loaded.error().message);
     // The rules and the router's numbers can be told beside bad values.

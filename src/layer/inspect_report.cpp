@@ -101,7 +101,7 @@ void add_matrices(const SourceExpert& expert, const ExpertSource& source, std::v
 
 Result<Json> matrices_report(const LayerWeights& layer) {
   std::vector<NamedMatrix> list;
-  if (layer.shared) add_matrices(*layer.shared, layer.shared_source, list);
+  if (layer.shared && layer.packed_shared == nullptr) add_matrices(*layer.shared, layer.shared_source, list);
   for (size_t e = 0; e < layer.experts.size(); ++e) add_matrices(layer.experts[e], layer.expert_sources[e], list);
   std::vector<Json> reports(list.size());
   const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
@@ -136,7 +136,12 @@ Result<Json> layer_report(const Checkpoint& checkpoint, LayerId id) {
   report["swiglu_limit"] = checkpoint.config().swiglu_limit ? Json(*checkpoint.config().swiglu_limit) : Json(nullptr);
   report["router"] = router_report(checkpoint, layer);
   report["shared_expert"] = shared_report(layer);
+  report["packed"] = !layer.packed.empty();
   report["notes"] = layer.notes;
+  if (!layer.packed.empty()) {  // was converted when it was packed: nothing is left to cost
+    report["matrices"] = Json::array();
+    return report;
+  }
   auto matrices = matrices_report(layer);
   if (!matrices) return matrices.error();
   report["matrices"] = matrices.take();

@@ -22,6 +22,19 @@ std::string broken(const Problem& problem, const LocatedTensor& tensor) {
   return legal ? std::string() : fmt::format("{}: {}", tensor_word(tensor), legal.error().message);
 }
 
+// Blocks that only `pack` reads. Empty if the expert has none.
+std::string other_blocks(const SourceExpert& expert, const ExpertSource& source) {
+  const std::pair<const SourceMatrix*, const MatrixSource*> matrices[] = {
+      {&expert.gate, &source.gate}, {&expert.up, &source.up}, {&expert.down, &source.down}};
+  for (const auto& [matrix, from] : matrices) {
+    if (matrix->format != WeightFormat::kFp8 || matrix->scale_block == kBlockK) continue;
+    return fmt::format("{}: has a scale for each block of {} x {}, the layer computes with blocks of 128 x 128: `monomoe pack DIR OUT --to fp8` brings "
+                       "them there, and says what that costs",
+                       tensor_word(from->weight), matrix->scale_block, matrix->scale_block);
+  }
+  return {};
+}
+
 }  // namespace
 
 std::vector<std::string> broken_rules(const LayerWeights& layer) {
@@ -35,6 +48,12 @@ std::vector<std::string> broken_rules(const LayerWeights& layer) {
   for (const std::string& sentence : {broken(hidden, first), broken(intermediate, first), broken(experts, last), broken(format, first)}) {
     if (!sentence.empty()) out.push_back(sentence);
   }
+  for (size_t e = 0; e < layer.experts.size(); ++e) {
+    std::string sentence = other_blocks(layer.experts[e], layer.expert_sources[e]);
+    if (sentence.empty()) continue;
+    out.push_back(std::move(sentence));  // of all experts the first is enough: blocks are a choice for the whole layer
+    break;
+  }
   return out;
 }
 
@@ -44,6 +63,7 @@ std::string shared_expert_refusal(const LayerWeights& layer) {
   problem.hidden = layer.hidden;
   problem.intermediate = layer.shared->gate.rows;
   problem.weights = layer.shared_format;
+  if (std::string sentence = other_blocks(*layer.shared, layer.shared_source); !sentence.empty()) return sentence;
   return broken(problem, layer.shared_source.gate.weight);
 }
 

@@ -1,10 +1,7 @@
 // monomoe_synth: a checkpoint written beside OUT under a temporary name and renamed when all of it is there.
 #include <fmt/format.h>
 
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
@@ -14,6 +11,7 @@
 #include "base/partial_name.hpp"
 #include "layer/arguments.hpp"
 #include "layer/error_state.hpp"
+#include "layer/output_target.hpp"
 #include "layer/synth_tensors.hpp"
 #include "monomoe/checkpoint.h"
 #include "plan/problem.h"
@@ -77,24 +75,6 @@ class PartialDirectory {
  private:
   PartialDirectory() = default;
 
-  // What can be known to fail at the end fails here. A link to an empty directory stands for that directory.
-  static Result<fs::path> usable_target(const fs::path& wanted) {
-    std::error_code code;
-    const std::string name = printable(wanted.string());
-    if (fs::is_symlink(wanted, code) && !fs::exists(wanted, code))
-      return usage_error(fmt::format("{} is a link to nothing; choose another name or remove it", name));
-    if (!fs::exists(wanted, code)) return wanted;
-    if (!fs::is_directory(wanted, code)) return usage_error(fmt::format("{} exists and is no directory; choose another name or remove it", name));
-    const bool empty = fs::is_empty(wanted, code);
-    if (code) return bad_input(fmt::format("cannot read the directory {}: {}", name, code.message()));
-    if (!empty) return usage_error(fmt::format("{} exists and is not an empty directory; choose another name or remove it", name));
-    if (fs::equivalent(wanted, ".", code))
-      return usage_error(fmt::format("{} is the current directory, which cannot be replaced; go elsewhere or choose another name", name));
-    const fs::path real = fs::canonical(wanted, code);
-    if (code) return bad_input(fmt::format("cannot follow {}: {}", name, code.message()));
-    return real;
-  }
-
   Result<void> make_parents(const fs::path& parent) {
     std::error_code code, ignored;
     if (parent.empty() || fs::is_directory(parent, ignored)) return {};
@@ -123,14 +103,6 @@ Result<void> write_tensors(const std::string& path, std::span<const SynthTensor>
     if (auto filled = fill_tensor(tensor.fill, tensor_key(seed, tensor.spec.name), tensor.bytes, sink); !filled) return filled;
   }
   return writer.value().finish();
-}
-
-Result<void> write_text(const std::string& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  out.close();
-  if (!out) return bad_input(fmt::format("cannot write {}: {}", printable(path), std::strerror(errno)));
-  return {};
 }
 
 // Consecutive tensors by shard: at most kShardBytes each, unless one tensor alone is larger.
@@ -199,16 +171,6 @@ Result<SynthRequest> read_request(const monomoe_synth_options& options) {
   return SynthRequest{geometry, {layers, experts, format.value()}, tokens};
 }
 
-Result<void> check_space(const fs::path& directory, uint64_t wanted) {
-  std::error_code code;
-  const fs::space_info space = fs::space(directory, code);
-  if (!code && space.available < wanted) {
-    return unavailable(fmt::format("the disk of {} has {} bytes free, the checkpoint needs {}; free some, or ask for fewer layers or experts",
-                                   printable(directory.string()), space.available, wanted));
-  }
-  return {};
-}
-
 Result<void> synthesise(const std::string& directory, const SynthRequest& request, uint64_t seed) {
   fs::path target = fs::path(directory).lexically_normal();
   if (!target.has_filename()) target = target.parent_path();  // "out/"
@@ -219,7 +181,7 @@ Result<void> synthesise(const std::string& directory, const SynthRequest& reques
   uint64_t bytes = 0;
   for (const SynthTensor& tensor : tensors) bytes += tensor.bytes;
   for (const SynthTensor& tensor : input) bytes += tensor.bytes;
-  if (auto enough = check_space(out.value().path(), bytes); !enough) return enough;
+  if (auto enough = check_space(out.value().path(), bytes, "ask for fewer layers or experts"); !enough) return enough;
   if (auto written = write_checkpoint(out.value(), tensors, seed); !written) return written;
   if (auto written = write_text(out.value().file("config.json"), synth_config(*request.geometry, request.shape)); !written) return written;
   if (auto written = write_tensors(out.value().file("input.safetensors"), input, seed); !written) return written;
@@ -243,6 +205,11 @@ monomoe_status monomoe_synth(const char* directory, const monomoe_synth_options*
     if (!request) return request.error();
     return synthesise(directory, request.value(), options->seed);
   });
+}
+
+int32_t monomoe_synth_topk(const char* geometry) {
+  const Geometry* found = geometry == nullptr ? nullptr : find_geometry(geometry);
+  return found == nullptr ? -1 : static_cast<int32_t>(found->topk);
 }
 
 const char* const* monomoe_synth_geometries(void) {

@@ -8,9 +8,11 @@
 #include "layer/arguments.hpp"
 #include "layer/checkpoint.hpp"
 #include "layer/error_state.hpp"
+#include "layer/parallel.hpp"
 #include "layer/verify_layer.hpp"
 #include "reference/case_line.hpp"
 #include "reference/random_layer.hpp"
+#include "weights/pack_expert.hpp"
 
 namespace monomoe::layer {
 namespace {
@@ -62,6 +64,29 @@ Result<std::string> verify_case(const monomoe_context_options& options, const st
   return verify_layer(VerifyRequest{*context, *weights.value(), experts, topk, c.problem.capacity, tokens.data(), line});
 }
 
+// A packed layer's experts as matrices again, for the reference; empty for any other.
+struct UnpackedLayer {
+  std::vector<UnpackedExpert> experts;
+  std::vector<SourceExpert> matrices;
+  std::span<const SourceExpert> sources(const LayerWeights& layer) const { return matrices.empty() ? std::span(layer.experts) : std::span(matrices); }
+};
+
+Result<UnpackedLayer> unpack_layer(const LayerWeights& layer, int threads) {
+  UnpackedLayer out;
+  Problem problem;
+  problem.hidden = layer.hidden;
+  problem.intermediate = layer.intermediate;
+  problem.weights = layer.format;
+  out.experts.resize(layer.packed.size());
+  const auto unpack_one = [&](int64_t e) -> Result<void> {
+    out.experts[static_cast<size_t>(e)] = unpack_expert(layer.packed[static_cast<size_t>(e)], problem);
+    return {};
+  };
+  if (auto done = parallel_for(static_cast<int64_t>(layer.packed.size()), threads, unpack_one); !done) return done.error();
+  for (const UnpackedExpert& expert : out.experts) out.matrices.push_back({expert.gate.matrix, expert.up.matrix, expert.down.matrix});
+  return out;
+}
+
 }  // namespace
 }  // namespace monomoe::layer
 
@@ -86,7 +111,9 @@ monomoe_status monomoe_checkpoint_verify_run(monomoe_context* context, const mon
     if (!loaded) return loaded.error();
     auto weights = pack_routed(*context, loaded.value(), checkpoint->files.config(), placement, swiglu_limit);
     if (!weights) return weights.error();
-    auto report = verify_layer({*context, *weights.value(), loaded.value().experts, topk, 0, tokens, {}});
+    auto unpacked = unpack_layer(loaded.value(), context->num_threads);
+    if (!unpacked) return unpacked.error();
+    auto report = verify_layer({*context, *weights.value(), unpacked.value().sources(loaded.value()), topk, 0, tokens, {}});
     if (!report) return report.error();
     *json = caller_text(report.value());
     return {};

@@ -121,15 +121,18 @@ Result<void> for_each_held(const monomoe_context& context, const std::vector<int
   return parallel_for(static_cast<int64_t>(held.size()), context.num_threads, [&](int64_t i) { return body(held[i]); });
 }
 
-Result<void> pack_for_cpu(std::span<const SourceExpert> experts, const std::vector<int64_t>& held, uint64_t tag, monomoe_weights& weights) {
+Result<void> pack_for_cpu(const LayerSource& source, const std::vector<int64_t>& held, uint64_t tag, monomoe_weights& weights) {
   if (auto enough = check_memory(weights.problem, static_cast<int64_t>(held.size())); !enough) return enough;
   const int32_t only_rank = weights.context->only_rank;
   auto made = only_rank < 0 ? cpu::CpuWeights::create(weights.problem, weights.placement, weights.swiglu_limit)
                             : cpu::CpuWeights::create_for_rank(weights.problem, weights.placement, weights.swiglu_limit, only_rank, tag);
   if (!made) return made.error();
   weights.cpu.emplace(made.take());
-  return for_each_held(*weights.context, held, [&](int64_t e) {
-    return pack_expert(experts[e], weights.problem, weights.cpu->expert_data(static_cast<int32_t>(e)));
+  return for_each_held(*weights.context, held, [&](int64_t e) -> Result<void> {
+    uint8_t* data = weights.cpu->expert_data(static_cast<int32_t>(e));
+    if (source.packed.empty()) return pack_expert(source.experts[e], weights.problem, data);
+    std::memcpy(data, source.packed[e], static_cast<size_t>(weights.cpu->layout().bytes));
+    return {};
   });
 }
 
@@ -140,12 +143,15 @@ Result<void> pack_and_upload(const SourceExpert& expert, int64_t index, monomoe_
   return weights.cuda->upload(static_cast<int32_t>(index), packed.data());
 }
 
-Result<void> pack_for_cuda(std::span<const SourceExpert> experts, const std::vector<int64_t>& held, uint64_t tag, monomoe_weights& weights) {
+Result<void> pack_for_cuda(const LayerSource& source, const std::vector<int64_t>& held, uint64_t tag, monomoe_weights& weights) {
   const uint64_t layer_tag = weights.context->only_rank < 0 ? unique_layer_tag() : tag;
   auto made = weights.context->cuda->make_weights(weights.problem, weights.placement, weights.swiglu_limit, layer_tag);
   if (!made) return made.error();
   weights.cuda = made.take();
-  return for_each_held(*weights.context, held, [&](int64_t e) { return pack_and_upload(experts[e], e, weights); });
+  return for_each_held(*weights.context, held, [&](int64_t e) {
+    if (source.packed.empty()) return pack_and_upload(source.experts[e], e, weights);
+    return weights.cuda->upload(static_cast<int32_t>(e), source.packed[e]);
+  });
 }
 
 }  // namespace
@@ -190,11 +196,12 @@ Result<std::unique_ptr<monomoe_weights>> pack_weights(const monomoe_context& con
   if (!limit) return limit.error();
   const std::vector<int64_t> held = numbers(held_experts(context, placement));
   const auto check_item = [&](int64_t e) { return check_and_scan(source.experts[e], problem, e, source.from_caller); };
-  if (auto legal = for_each_held(context, held, check_item); !legal) return legal.error();
+  if (source.packed.empty()) {
+    if (auto legal = for_each_held(context, held, check_item); !legal) return legal.error();
+  }
   const uint64_t tag = world_layer_tag(problem, placement, limit.value(), source.tag);
   auto weights = std::make_unique<monomoe_weights>(monomoe_weights{&context, problem, std::move(placement), limit.value(), {}, {}});
-  auto packed = context.cuda != nullptr ? pack_for_cuda(source.experts, held, tag, *weights)
-                                       : pack_for_cpu(source.experts, held, tag, *weights);
+  auto packed = context.cuda != nullptr ? pack_for_cuda(source, held, tag, *weights) : pack_for_cpu(source, held, tag, *weights);
   if (!packed) return packed.error();
   return weights;
 }

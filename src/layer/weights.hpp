@@ -31,6 +31,7 @@ struct LayerSource {
   float swiglu_limit = 0;   // 0 or +inf = none
   bool from_caller = true;  // false: from a checkpoint, whose values were checked where they were loaded
   uint64_t tag = 0;         // the layer's number among the ranks of a world
+  std::span<const uint8_t* const> packed = {};  // instead of codes in `experts`: expert_layout bytes each, checked where they were loaded
 };
 
 Result<float> checked_limit(float swiglu_limit);  // +inf for none

@@ -16,6 +16,10 @@
 
 namespace monomoe {
 
+// Version of everything in this file, written into packed checkpoints and compared when they are read. Any change of a byte of a packed
+// expert raises it; a test holds the bytes of known experts against it.
+inline constexpr int kPackedLayoutVersion = 1;
+
 // First bytes of a packed expert. A finished sum is multiplied once by its matrix's multiplier (1 for FP8;
 // NVFP4: weight_scale_2 * 2^-shift; MXFP4: 2^-shift). shift is the power of two applied when FP4 becomes e4m3.
 struct PackedExpertHeader {

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "plan/problem.h"
+#include "weights/fused.hpp"
 #include "weights/layer_tensors.hpp"
 #include "weights/text.hpp"
 
@@ -57,6 +58,58 @@ void sort_matrix(const MoeTensorName& name, const LocatedTensor& tensor, LayerTe
   place((*layer.shared)[static_cast<size_t>(name.role)][name.part], tensor, layer);
 }
 
+// What a tensor is for; fused ones wait until all of a layer are known.
+void sort_tensor(const MoeTensorName& name, const LocatedTensor& tensor, LayerTensors& layer, std::vector<FusedTensor>& fused,
+                 std::vector<UnusedTensor>& unknown) {
+  switch (name.kind) {
+    case Kind::kExpert:
+    case Kind::kSharedExpert:
+      sort_matrix(name, tensor, layer);
+      break;
+    case Kind::kPackedExpert:
+      layer.packed[name.expert] = tensor;  // names are unique
+      break;
+    case Kind::kPackedShared:
+      place(layer.packed_shared, tensor, layer);
+      break;
+    case Kind::kRouterWeight:
+      place(layer.router_weight, tensor, layer);
+      break;
+    case Kind::kRouterBias:
+      place(layer.router_bias, tensor, layer);
+      break;
+    case Kind::kHashTable:
+      place(layer.hash_table, tensor, layer);
+      break;
+    case Kind::kFused:
+      fused.push_back({name, tensor});
+      break;
+    case Kind::kUnknownFused:
+      layer.fused.push_back(tensor);
+      layer.fused_why.push_back("nothing states what is where inside it");
+      break;
+    case Kind::kOddExpert:
+      layer.refused.push_back(odd_expert(tensor, name.number));
+      break;
+    case Kind::kOddLayer:
+      break;
+    case Kind::kUnknownShared:
+      layer.unsupported_shared = true;
+      unknown.push_back({file_of(tensor), tensor.entry->name, "not a known tensor of a shared expert"});
+      break;
+    case Kind::kUnknownExpert:
+      if (changes_result(tensor.entry->name)) {
+        layer.refused.push_back(
+            fmt::format("tensor \"{}\" ({}) would change the result and is not supported; wanted experts of weights and "
+                        "scales alone: convert the checkpoint",
+                        printable(tensor.entry->name), printable(file_of(tensor))));
+      } else {
+        unknown.push_back({file_of(tensor), tensor.entry->name, "not a known tensor of an expert"});
+      }
+      break;
+  }
+}
+
 }  // namespace
 
 std::string LayerTensors::matrix_name(const std::string& module, MatrixRole role) const {
@@ -67,20 +120,24 @@ std::string LayerTensors::matrix_name(const std::string& module, MatrixRole role
 Result<Checkpoint> Checkpoint::open(const std::string& directory) {
   Result<TensorSet> set = TensorSet::open(directory);
   Result<ModelConfig> config = read_model_config(directory);
-  if (!set || !config) {
+  Result<PackedManifest> packed = read_packed_manifest(directory);
+  if (!set || !config || !packed) {
     ProblemList problems;
     if (!set) problems.add_lines(set.error().message);
     if (!config) problems.add_lines(config.error().message);
+    if (!packed) problems.add_lines(packed.error().message);
     return bad_input(problems.text());
   }
   Checkpoint checkpoint;
   checkpoint.tensors_ = std::make_shared<const TensorSet>(set.take());
   checkpoint.config_ = config.take();
+  checkpoint.packed_ = packed.take();
   if (Result<void> sorted = checkpoint.sort_names(); !sorted) return sorted.error();
   return checkpoint;
 }
 
 Result<void> Checkpoint::sort_names() {
+  std::map<LayerId, std::vector<FusedTensor>> fused;
   for (const LocatedTensor& tensor : tensors_->tensors()) {
     const std::optional<MoeTensorName> name = parse_moe_name(tensor.entry->name);
     if (!name) continue;
@@ -99,44 +156,9 @@ Result<void> Checkpoint::sort_names() {
                       printable(tensor.entry->name), printable(layer.prefix), printable(name->layer_prefix)));
       continue;
     }
-    switch (name->kind) {
-      case Kind::kExpert:
-      case Kind::kSharedExpert:
-        sort_matrix(*name, tensor, layer);
-        break;
-      case Kind::kRouterWeight:
-        place(layer.router_weight, tensor, layer);
-        break;
-      case Kind::kRouterBias:
-        place(layer.router_bias, tensor, layer);
-        break;
-      case Kind::kHashTable:
-        place(layer.hash_table, tensor, layer);
-        break;
-      case Kind::kFused:
-        layer.fused.push_back(tensor);
-        break;
-      case Kind::kOddExpert:
-        layer.refused.push_back(odd_expert(tensor, name->number));
-        break;
-      case Kind::kOddLayer:
-        break;
-      case Kind::kUnknownShared:
-        layer.unsupported_shared = true;
-        unknown_.push_back({file_of(tensor), tensor.entry->name, "not a known tensor of a shared expert"});
-        break;
-      case Kind::kUnknownExpert:
-        if (changes_result(tensor.entry->name)) {
-          layer.refused.push_back(
-              fmt::format("tensor \"{}\" ({}) would change the result and is not supported; wanted experts of weights and "
-                          "scales alone: convert the checkpoint",
-                          printable(tensor.entry->name), printable(file_of(tensor))));
-        } else {
-          unknown_.push_back({file_of(tensor), tensor.entry->name, "not a known tensor of an expert"});
-        }
-        break;
-    }
+    sort_tensor(*name, tensor, layer, fused[name->layer], unknown_);
   }
+  for (const auto& [id, tensors] : fused) split_fused(tensors, config_, *layers_[id]);
   return {};
 }
 
@@ -144,8 +166,9 @@ std::vector<LayerSummary> Checkpoint::layers() const {
   std::vector<LayerSummary> out;
   for (const auto& [id, layer] : layers_) {
     if (!layer->has_experts()) continue;
-    out.push_back({id, layer->experts.empty() ? 0 : layer->experts.rbegin()->first + 1, layer->shared != nullptr,
-                   layer->router_weight.entry != nullptr, layer->hash_table.entry != nullptr});
+    int64_t experts = layer->experts.empty() ? 0 : layer->experts.rbegin()->first + 1;
+    if (!layer->packed.empty()) experts = std::max<int64_t>(experts, layer->packed.rbegin()->first + 1);
+    out.push_back({id, experts, layer->shared != nullptr || layer->packed_shared.entry != nullptr, layer->router_weight.entry != nullptr, layer->hash_table.entry != nullptr});
   }
   return out;
 }
@@ -175,7 +198,8 @@ std::vector<UnusedTensor> Checkpoint::unused() const {
 Result<LayerWeights> Checkpoint::load_layer(LayerId layer, const LoadOptions& options) const {
   const auto found = layers_.find(layer);
   if (found != layers_.end() && found->second->has_experts()) {
-    return load_layer_weights(*found->second, layer, config_, tensors_, options);
+    const auto record = packed_.layers.find(layer.label());
+    return load_layer_weights(found->second, layer, config_, record == packed_.layers.end() ? nullptr : &record->second, tensors_, options);
   }
   const std::vector<LayerSummary> present = layers();
   std::string labels;

@@ -12,6 +12,7 @@
 #include "plan/source_matrix.h"
 #include "weights/config.hpp"
 #include "weights/names.hpp"
+#include "weights/packed_manifest.hpp"
 #include "weights/router.hpp"
 #include "weights/tensor_set.hpp"
 
@@ -25,10 +26,18 @@ struct ExpertSource {
   MatrixSource gate, up, down;
 };
 
+struct LayerTensors;  // a layer's tensors by name (layer_tensors.hpp)
+
 struct LayerWeights {
   LayerId layer;
+  std::string prefix;               // "model.layers.3.mlp."
+  bool hugging_face_names = false;  // gate_proj, up_proj, down_proj instead of w1, w3, w2
   int64_t hidden = 0, intermediate = 0;
   WeightFormat format = WeightFormat::kBf16;  // of all routed experts
+  // Of a packed checkpoint: each expert in the kernel's layout, expert_layout bytes. Then `experts` and `shared` have sizes and formats
+  // but no codes, and of their sources only gate.weight is there, the packed tensor.
+  std::vector<const uint8_t*> packed;
+  const uint8_t* packed_shared = nullptr;
   std::vector<SourceExpert> experts;
   std::vector<ExpertSource> expert_sources;  // same order
   std::optional<SourceExpert> shared;        // its intermediate size may differ: shared->gate.rows
@@ -37,6 +46,8 @@ struct LayerWeights {
   std::optional<RouterTensors> router;     // absent in a checkpoint of experts alone
   std::vector<std::string> notes;          // legal but worth a line (config.json states another global format, unknown tensors, ...)
   std::shared_ptr<const TensorSet> files;  // keeps the maps alive
+  std::shared_ptr<const LayerTensors> names;  // and the parts of fused tensors
+  std::vector<std::shared_ptr<const std::vector<uint8_t>>> owned;  // scales that had to be written anew
 };
 
 struct LayerSummary {
@@ -50,9 +61,8 @@ struct LoadOptions {
   int threads = 1;
   const std::vector<bool>* scanned_experts = nullptr;  // null: all; else only the values of experts that are true here are read
   size_t max_problems = 20;  // sentences in the error; the rest is counted
+  bool release_pages = false;  // give back the memory of each matrix when it has been scanned: for reading layer after layer
 };
-
-struct LayerTensors;  // a layer's tensors by name (layer_tensors.hpp)
 
 class Checkpoint {
  public:
@@ -60,6 +70,7 @@ class Checkpoint {
 
   const ModelConfig& config() const { return config_; }
   const TensorSet& tensors() const { return *tensors_; }
+  bool is_packed() const { return !packed_.file.empty(); }
   std::vector<LayerSummary> layers() const;  // MoE layers in order, then the mtp blocks
   // A sentence for each layer with a router or a shared expert whose experts are all missing.
   std::vector<std::string> layers_without_experts() const;
@@ -77,6 +88,7 @@ class Checkpoint {
 
   std::shared_ptr<const TensorSet> tensors_;
   ModelConfig config_;
+  PackedManifest packed_;
   std::map<LayerId, std::shared_ptr<LayerTensors>> layers_;
   std::vector<UnusedTensor> unknown_;  // under an expert's prefix, but of no known name
 };

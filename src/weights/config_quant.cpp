@@ -48,6 +48,20 @@ void read_layers(const json& object, QuantHints& hints) {
   }
 }
 
+// compressed-tensors states the format in each group when they differ, beside "mixed-precision" or nothing for the whole.
+void read_groups(const json& object, QuantHints& hints) {
+  const auto found = object.find("config_groups");
+  if (found == object.end() || !found->is_object() || (!hints.format.empty() && hints.format != "mixed-precision")) return;
+  std::string format;
+  for (const auto& [name, group] : found->items()) {
+    std::string stated;
+    if (group.is_object()) read_word(group, "format", stated);
+    if (!format.empty() && stated != format) return;  // several: none holds for all
+    format = stated;
+  }
+  if (!format.empty()) hints.format = format;
+}
+
 std::string_view without_model(std::string_view name) { return name.starts_with("model.") ? name.substr(6) : name; }
 
 // Linear two-pointer match with one '*' to go back to.
@@ -69,6 +83,32 @@ bool wildcard_match(std::string_view pattern, std::string_view text) {
   }
   while (p < pattern.size() && pattern[p] == '*') ++p;
   return p == pattern.size();
+}
+
+// "re:model.layers.(3|4).*" as compressed-tensors writes it: of regular expressions what their exporters use, "." escaped, ".*", anchors.
+// Anything else becomes a pattern that covers nothing: these are hints, and the tensors decide.
+std::string wildcards_of(std::string_view pattern) {
+  if (!pattern.starts_with("re:")) return std::string(pattern);
+  pattern.remove_prefix(3);
+  if (pattern.starts_with('^')) pattern.remove_prefix(1);
+  if (pattern.ends_with('$')) pattern.remove_suffix(1);
+  std::string out;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const char c = pattern[i];
+    const std::string_view rest = pattern.substr(i);
+    if (rest.starts_with(".*") || rest.starts_with(".+")) {
+      out += '*';
+      ++i;
+    } else if (rest.starts_with("\\.")) {
+      out += '.';
+      ++i;
+    } else if (std::string_view("()[]{}|?+*\\^$").find(c) != std::string_view::npos) {
+      return "\n";
+    } else {
+      out += c;
+    }
+  }
+  return out;
 }
 
 }  // namespace
@@ -93,6 +133,7 @@ void read_quant_hints(const json& object, std::string_view file, QuantHints& hin
   read_word(object, "expert_dtype", hints.expert_dtype);
   read_word(object, "scale_fmt", hints.scale_fmt);
   read_word(object, "format", hints.format);
+  read_groups(object, hints);
   const auto group = object.find("group_size");
   if (!hints.group_size && group != object.end() && group->is_number_unsigned() && group->get<uint64_t>() <= 1'000'000) {
     hints.group_size = group->get<int64_t>();
@@ -106,7 +147,8 @@ bool matches_module(const std::vector<std::string>& patterns, std::string_view m
   // Seen as "layers.3.ffn.experts.", so that patterns for what is inside ("*.ffn.experts.*") cover the module too.
   const std::string name = std::string(without_model(module)).append(".");
   for (const std::string& written : patterns) {
-    const std::string_view pattern = without_model(written);
+    const std::string translated = wildcards_of(written);
+    const std::string_view pattern = without_model(translated);
     // A pattern for a parent ("mtp", "layers.3.ffn") covers what is below it.
     if (wildcard_match(pattern, name) || wildcard_match(std::string(pattern).append(".*"), name)) return true;
   }
@@ -115,7 +157,7 @@ bool matches_module(const std::vector<std::string>& patterns, std::string_view m
 
 std::string stated_algorithm(const QuantHints& hints, std::string_view module) {
   for (std::string_view name = without_model(module); !name.empty();) {
-    for (const std::string& key : {std::string(name), "model." + std::string(name)}) {
+    for (const std::string& key : {std::string(name), "model." + std::string(name), std::string(name) + ".weight"}) {
       const auto found = hints.quantized_layers.find(key);
       if (found != hints.quantized_layers.end()) return found->second;
     }

@@ -15,7 +15,7 @@
 namespace monomoe {
 namespace {
 
-constexpr int64_t kBlock = 128, kNvfp4Group = 16, kMxfp4Group = 32;
+constexpr int64_t kBlock = 128, kSmallBlock = 32, kNvfp4Group = 16, kMxfp4Group = 32;
 
 std::string file_word(const LocatedTensor& tensor) {
   const std::string& path = tensor.file->path();
@@ -44,19 +44,25 @@ struct Decision {
   std::string name_of(std::string_view part) const { return fmt::format("\"{}.{}\"", printable(base_name), part); }
 };
 
-// The parts whose meaning we know but do not take.
-std::optional<Error> refuse_foreign_parts(const MatrixTensors& tensors) {
-  if (const LocatedTensor& packed = tensors[TensorPart::kWeightPacked]; packed.entry != nullptr) {
-    return bad_input(
-        fmt::format("{}; weight_packed is the compressed-tensors layout, which is not supported; wanted .weight with .scale, "
-                    ".weight_scale_inv or ModelOpt's .weight_scale: convert the checkpoint",
-                    found(packed)));
+// compressed-tensors writes the codes as weight_packed and the reciprocal of ModelOpt's global scale; half of either is no matrix.
+std::optional<Error> check_dialect(const Decision& d) {
+  const LocatedTensor &weight = d.tensors[TensorPart::kWeight], &packed = d.tensors[TensorPart::kWeightPacked];
+  const LocatedTensor& reciprocal = d.tensors[TensorPart::kWeightGlobalScale];
+  if (weight.entry != nullptr && packed.entry != nullptr) {
+    return bad_input(fmt::format("{} beside {}; a matrix has one of them: remove the one that does not belong to it", found(packed), found(weight)));
   }
-  if (const LocatedTensor& global = tensors[TensorPart::kWeightGlobalScale]; global.entry != nullptr) {
-    return bad_input(
-        fmt::format("{}; weight_global_scale is the reciprocal of ModelOpt's weight_scale_2 and is not supported; wanted "
-                    ".weight_scale_2: convert the checkpoint",
-                    found(global)));
+  if (reciprocal.entry != nullptr && packed.entry == nullptr) {
+    return bad_input(fmt::format("{} beside a .weight; weight_global_scale is the reciprocal of weight_scale_2 and belongs to a weight_packed: "
+                                 "export the matrix again",
+                                 found(reciprocal)));
+  }
+  if (packed.entry != nullptr && d.tensors[TensorPart::kWeightScale2].entry != nullptr) {
+    return bad_input(fmt::format("{} beside {}; a weight_packed takes a weight_global_scale: export the matrix again",
+                                 found(d.tensors[TensorPart::kWeightScale2]), found(packed)));
+  }
+  if (packed.entry != nullptr && packed.entry->dtype != DType::U8) {
+    return bad_input(fmt::format("{}, wanted U8 (two FP4 codes a byte); other packings of compressed-tensors are not supported: convert the checkpoint",
+                                 found(packed)));
   }
   return std::nullopt;
 }
@@ -101,11 +107,10 @@ Result<SourceMatrix> decide_fp8(Decision& d) {
     return d.missing(fmt::format("{}, {} or {}", d.name_of("scale"), d.name_of("weight_scale_inv"), d.name_of("weight_scale")));
   }
   const auto& block = d.hints.config->quant.weight_block_size;
-  if (!d.hints.ignored && block && ((*block)[0] != kBlock || (*block)[1] != kBlock)) {
-    return bad_input(fmt::format("{}; {} states weight_block_size [{}, {}], wanted [128, 128]: only blocks of 128 x 128 are supported",
+  if (!d.hints.ignored && block && ((*block)[0] != (*block)[1] || ((*block)[0] != kBlock && (*block)[0] != kSmallBlock))) {
+    return bad_input(fmt::format("{}; {} states weight_block_size [{}, {}], wanted [128, 128] or [32, 32]: other blocks are not supported",
                                  found(d.weight), printable(d.hints.config->file), (*block)[0], (*block)[1]));
   }
-  const int64_t rows = (d.matrix.rows + kBlock - 1) / kBlock, cols = (d.matrix.cols + kBlock - 1) / kBlock;
   switch (d.scale.entry->dtype) {
     case DType::F32:
       d.matrix.scale_type = ScaleType::kF32;
@@ -128,7 +133,14 @@ Result<SourceMatrix> decide_fp8(Decision& d) {
     default:
       return bad_input(fmt::format("{}, wanted F32, BF16 or F8_E8M0 scales for an F8_E4M3 weight: export the scale again", found(d.scale)));
   }
-  if (!has_shape(d.scale, rows, cols)) return wrong_scale_shape(d, rows, cols, "one scale for each block of 128 x 128");
+  // The grid decides between the two block sizes; where both give one grid, every block is the whole matrix.
+  const auto blocks = [](int64_t extent, int64_t size) { return (extent + size - 1) / size; };
+  const int64_t rows = blocks(d.matrix.rows, kBlock), cols = blocks(d.matrix.cols, kBlock);
+  if (!has_shape(d.scale, rows, cols)) {
+    if (!has_shape(d.scale, blocks(d.matrix.rows, kSmallBlock), blocks(d.matrix.cols, kSmallBlock)))
+      return wrong_scale_shape(d, rows, cols, "one scale for each block of 128 x 128");
+    d.matrix.scale_block = kSmallBlock;
+  }
   d.matrix.format = WeightFormat::kFp8;
   return d.matrix;
 }
@@ -136,7 +148,8 @@ Result<SourceMatrix> decide_fp8(Decision& d) {
 Result<SourceMatrix> decide_nvfp4(Decision& d) {
   std::string parts;
   if (d.scale.entry == nullptr) parts = d.name_of("weight_scale");
-  if (d.global.entry == nullptr) parts += (parts.empty() ? "" : " and ") + d.name_of("weight_scale_2");
+  const bool dialect = d.tensors[TensorPart::kWeightPacked].entry != nullptr;
+  if (d.global.entry == nullptr) parts += (parts.empty() ? "" : " and ") + d.name_of(dialect ? "weight_global_scale" : "weight_scale_2");
   if (!parts.empty()) return d.missing(parts);
   if (d.scale.entry->dtype != DType::F8_E4M3) {
     return bad_input(
@@ -154,6 +167,7 @@ Result<SourceMatrix> decide_nvfp4(Decision& d) {
     return bad_input(fmt::format("{}, wanted one F32 value ([] or [1]): export the tensor again", found(d.global)));
   }
   std::memcpy(&d.matrix.global_scale, global.data, sizeof(float));
+  if (d.global.entry == d.tensors[TensorPart::kWeightGlobalScale].entry) d.matrix.global_scale = 1.0f / d.matrix.global_scale;
   d.matrix.format = WeightFormat::kNvfp4;
   d.matrix.scale_type = ScaleType::kE4m3;
   return d.matrix;
@@ -166,11 +180,11 @@ Result<SourceMatrix> decide_mxfp4(Decision& d) {
   }
   if (d.scale.entry->dtype == DType::U8 && !d.hints.mxfp4) {
     return bad_input(
-        fmt::format("{}; U8 scales are taken as e8m0 only where config.json states quant_method mxfp4 or expert_dtype fp4: state "
-                    "it, or export the scale as F8_E8M0",
+        fmt::format("{}; U8 scales are taken as e8m0 only where config.json states quant_method mxfp4, a format mxfp4-pack-quantized or "
+                    "expert_dtype fp4: state it, or export the scale as F8_E8M0",
                     found(d.scale)));
   }
-  if (d.scale.entry->dtype != DType::U8 && d.scale.entry->dtype != DType::F8_E8M0) {
+  if (d.scale.entry->dtype != DType::U8 && d.scale.entry->dtype != DType::F8_E8M0 && d.scale.entry->dtype != DType::F32) {
     return bad_input(
         fmt::format("{}, wanted F8_E8M0 (MXFP4), or F8_E4M3 with a weight_scale_2 (NVFP4), for a weight of FP4 codes: export the "
                     "scale again",
@@ -181,7 +195,7 @@ Result<SourceMatrix> decide_mxfp4(Decision& d) {
     return wrong_scale_shape(d, d.matrix.rows, d.matrix.cols / kMxfp4Group, "one scale for each 32 columns");
   }
   d.matrix.format = WeightFormat::kMxfp4;
-  d.matrix.scale_type = ScaleType::kE8m0;
+  d.matrix.scale_type = d.scale.entry->dtype == DType::F32 ? ScaleType::kF32 : ScaleType::kE8m0;  // the loader rewrites F32
   return d.matrix;
 }
 
@@ -232,14 +246,16 @@ FormatHints format_hints(const ModelConfig& config, std::string_view module) {
   hints.e8m0_block_scale = quant.scale_fmt == "ue8m0";
   auto says = [](const std::string& algorithm) { return algorithm.find("mxfp4") != std::string::npos; };
   const std::string stated = stated_algorithm(quant, module);
-  hints.mxfp4 = quant.expert_dtype == "fp4" || quant.expert_dtype == "mxfp4" || says(stated) ||
+  hints.mxfp4 = says(quant.format) || quant.expert_dtype == "fp4" || quant.expert_dtype == "mxfp4" || says(stated) ||
                 (stated.empty() && !hints.ignored && (says(quant.quant_method) || says(quant.quant_algo) || says(quant.moe_quant_algo)));
   return hints;
 }
 
 Result<SourceMatrix> decide_matrix(const MatrixTensors& tensors, std::string_view base_name, const FormatHints& hints) {
-  if (std::optional<Error> error = refuse_foreign_parts(tensors)) return *error;
-  Decision d{tensors, base_name, hints, tensors[TensorPart::kWeight], {}, tensors[TensorPart::kWeightScale2]};
+  const bool dialect = tensors[TensorPart::kWeightPacked].entry != nullptr;
+  Decision d{tensors, base_name, hints, tensors[dialect ? TensorPart::kWeightPacked : TensorPart::kWeight], {},
+             tensors[dialect ? TensorPart::kWeightGlobalScale : TensorPart::kWeightScale2]};
+  if (std::optional<Error> error = check_dialect(d)) return *error;
   if (std::optional<Error> error = pick_scale(d)) return *error;
   if (d.weight.entry == nullptr) return bad_input(fmt::format("missing: {}; fetch the shard that holds it", d.name_of("weight")));
   const TensorEntry& weight = *d.weight.entry;
@@ -282,6 +298,8 @@ std::string contradicts_config(WeightFormat format, const FormatHints& hints) {
   if (stated_nvfp4 && format == WeightFormat::kNvfp4 && quant.group_size && *quant.group_size != kNvfp4Group) {
     return differs("group_size", fmt::to_string(*quant.group_size), false) + fmt::format(" (groups of {})", kNvfp4Group);
   }
+  if (quant.format.starts_with("nvfp4")) return differs("format", quant.format, format == WeightFormat::kNvfp4);
+  if (quant.format.starts_with("mxfp4")) return differs("format", quant.format, format == WeightFormat::kMxfp4);
   if (!quant.moe_quant_algo.empty()) {
     const bool wants_nvfp4 = quant.moe_quant_algo.find("nvfp4") != std::string::npos;
     const bool wants_mxfp4 = quant.moe_quant_algo.find("mxfp4") != std::string::npos;

@@ -2,37 +2,25 @@
 #include <fmt/format.h>
 
 #include <atomic>
+#include <cstring>
 #include <thread>
 
-#include "weights/layer_tensors.hpp"
+#include "numerics/e8m0.h"
+#include "weights/layer_loader.hpp"
+#include "weights/mapped_file.hpp"
 #include "weights/scan.hpp"
-#include "weights/text.hpp"
 
 namespace monomoe {
 namespace {
 
-constexpr MatrixRole kRoles[kMatrixRoles] = {MatrixRole::kGate, MatrixRole::kUp, MatrixRole::kDown};
-
-SourceMatrix& matrix_of(SourceExpert& expert, MatrixRole role) {
-  return role == MatrixRole::kGate ? expert.gate : role == MatrixRole::kUp ? expert.up : expert.down;
-}
-MatrixSource& source_of(ExpertSource& expert, MatrixRole role) {
-  return role == MatrixRole::kGate ? expert.gate : role == MatrixRole::kUp ? expert.up : expert.down;
-}
-
 MatrixSource sources(const MatrixTensors& tensors) {
   MatrixSource out;
-  out.weight = tensors[TensorPart::kWeight];
+  out.weight = tensors[tensors[TensorPart::kWeight].entry != nullptr ? TensorPart::kWeight : TensorPart::kWeightPacked];
   for (const TensorPart part : {TensorPart::kScale, TensorPart::kWeightScale, TensorPart::kWeightScaleInv}) {
     if (tensors[part].entry != nullptr) out.scale = tensors[part];
   }
-  out.global_scale = tensors[TensorPart::kWeightScale2];
+  out.global_scale = tensors[tensors[TensorPart::kWeightScale2].entry != nullptr ? TensorPart::kWeightScale2 : TensorPart::kWeightGlobalScale];
   return out;
-}
-
-std::string tensor_word(const LocatedTensor& tensor) {
-  const std::string& path = tensor.file->path();
-  return fmt::format("tensor \"{}\" ({})", printable(tensor.entry->name), printable(path.substr(path.rfind('/') + 1)));
 }
 
 // For a sentence about an expert as a whole.
@@ -45,54 +33,20 @@ LocatedTensor any_tensor(const ExpertTensors& expert) {
   return {};
 }
 
-// The sizes all experts of a layer must have, and who says so.
-struct Geometry {
-  int64_t hidden = 0, intermediate = 0;
-  std::string hidden_from, intermediate_from;
-};
+}  // namespace
 
-class LayerLoader {
- public:
-  LayerLoader(const LayerTensors& tensors, LayerId layer, const ModelConfig& config, const LoadOptions& options)
-      : tensors_(tensors), layer_(layer), config_(config), options_(options), problems_(options.max_problems) {}
-
-  Result<LayerWeights> load(std::shared_ptr<const TensorSet> files);
-
- private:
-  void refuse_unsupported();
-  bool decide_expert(const ExpertTensors& tensors, const std::string& module, const FormatHints& hints, SourceExpert& expert,
-                     ExpertSource& source);
-  void decide_experts();
-  void check_one_format();
-  void settle_geometry();
-  void check_shape(const SourceMatrix& matrix, const MatrixSource& source, MatrixRole role, const Geometry& wanted);
-  void load_shared();
-  void load_router();
-  void note_multipliers();
-  void scan();
-  void scan_router();
-  void scan_table(const RouterTensors& router);
-  void note_shared_count();
-
-  const LayerTensors& tensors_;
-  LayerId layer_;
-  const ModelConfig& config_;
-  const LoadOptions& options_;
-  LayerWeights out_;
-  int64_t expert_count_ = 0;  // as it should be; out_.experts holds those without a problem
-  bool router_readable_ = false;
-  Geometry geometry_;
-  ProblemList problems_;
-};
+std::string tensor_word(const LocatedTensor& tensor) {
+  const std::string& path = tensor.file->path();
+  return fmt::format("tensor \"{}\" ({})", printable(tensor.entry->name), printable(path.substr(path.rfind('/') + 1)));
+}
 
 void LayerLoader::refuse_unsupported() {
   for (const std::string& sentence : tensors_.conflicts) problems_.add(sentence);
   for (const std::string& sentence : tensors_.refused) problems_.add(sentence);
-  for (const LocatedTensor& fused : tensors_.fused) {
-    problems_.add(
-        fmt::format("{}: found a fused tensor {} {}; nothing states the order of gate and up (or of the experts) inside it; wanted "
-                    "one tensor for each expert and matrix: split the tensor",
-                    tensor_word(fused), dtype_name(fused.entry->dtype), shape_text(fused.entry->shape)));
+  for (size_t i = 0; i < tensors_.fused.size(); ++i) {
+    const LocatedTensor& fused = tensors_.fused[i];
+    problems_.add(fmt::format("{}: found a fused tensor {} {}; {}; wanted one tensor for each expert and matrix: split the tensor", tensor_word(fused),
+                              dtype_name(fused.entry->dtype), shape_text(fused.entry->shape), tensors_.fused_why[i]));
   }
 }
 
@@ -105,12 +59,35 @@ bool LayerLoader::decide_expert(const ExpertTensors& tensors, const std::string&
     if (decided) {
       matrix_of(expert, role) = decided.value();
       source_of(source, role) = sources(parts);
+      if (matrix_of(expert, role).format == WeightFormat::kMxfp4 && matrix_of(expert, role).scale_type == ScaleType::kF32) {
+        complete = rewrite_scales(matrix_of(expert, role), source_of(source, role).scale) && complete;
+      }
     } else {
       problems_.add(decided.error().message);
       complete = false;
     }
   }
   return complete;
+}
+
+// F32 powers of two as the e8m0 codes they stand for.
+bool LayerLoader::rewrite_scales(SourceMatrix& matrix, const LocatedTensor& scale) {
+  auto codes = std::make_shared<std::vector<uint8_t>>(static_cast<size_t>(matrix.rows * matrix.cols / 32));
+  for (size_t i = 0; i < codes->size(); ++i) {
+    float value;
+    std::memcpy(&value, matrix.scales + i * 4, sizeof(value));
+    (*codes)[i] = e8m0_encode(value);
+    if ((*codes)[i] != kE8m0NaN) continue;
+    const auto columns = static_cast<size_t>(matrix.cols / 32);
+    problems_.add(fmt::format("{}: found {} at row {}, column {}, wanted a power of two from 2^-127 to 2^127, for F32 scales of FP4 codes stand for "
+                              "e8m0 ones: export the tensor again",
+                              tensor_word(scale), value, i / columns, i % columns));
+    return false;
+  }
+  matrix.scales = codes->data();
+  matrix.scale_type = ScaleType::kE8m0;
+  out_.owned.push_back(std::move(codes));
+  return true;
 }
 
 void LayerLoader::decide_experts() {
@@ -215,58 +192,6 @@ void LayerLoader::load_shared() {
   out_.shared = shared;
 }
 
-void LayerLoader::load_router() {
-  const int64_t experts = expert_count_, problems_before = problems_.count();
-  auto wrong = [&](const LocatedTensor& tensor, std::string_view wanted) {
-    problems_.add(fmt::format("{}: found {} {}, wanted {}: export the tensor again", tensor_word(tensor), dtype_name(tensor.entry->dtype),
-                              shape_text(tensor.entry->shape), wanted));
-  };
-  const LocatedTensor &weight = tensors_.router_weight, &bias = tensors_.router_bias, &table = tensors_.hash_table;
-  if (weight.entry == nullptr) {
-    for (const LocatedTensor& orphan : {bias, table}) {
-      if (orphan.entry != nullptr)
-        problems_.add(fmt::format("missing: \"{}gate.weight\" (beside {}); fetch the shard that holds it", printable(tensors_.prefix),
-                                  tensor_word(orphan)));
-    }
-    return;
-  }
-  RouterTensors router;
-  router.experts = experts;
-  router.hidden = geometry_.hidden;
-  auto is_float = [](DType dtype) { return dtype == DType::BF16 || dtype == DType::F32; };
-  if (!is_float(weight.entry->dtype) || weight.entry->shape != std::vector<int64_t>{experts, geometry_.hidden}) {
-    wrong(weight, fmt::format("BF16 or F32 [{}, {}] (experts, hidden)", experts, geometry_.hidden));
-  }
-  router.weight_type = weight.entry->dtype;
-  router.weight = weight.entry->data;
-  if (bias.entry != nullptr) {
-    if (!is_float(bias.entry->dtype) || bias.entry->shape != std::vector<int64_t>{experts})
-      wrong(bias, fmt::format("F32 or BF16 [{}] (experts)", experts));
-    router.bias_type = bias.entry->dtype;
-    router.bias = bias.entry->data;
-  }
-  if (table.entry != nullptr) {
-    const std::vector<int64_t>& shape = table.entry->shape;
-    const bool whole = table.entry->dtype == DType::I64 || table.entry->dtype == DType::I32;
-    if (!whole || shape.size() != 2 || shape[0] == 0 || shape[1] == 0 || (config_.topk && shape[1] != *config_.topk)) {
-      wrong(table, fmt::format("I64 or I32 [vocabulary, {}]", config_.topk ? fmt::to_string(*config_.topk) : "top-k"));
-    } else {
-      router.vocabulary = shape[0];
-      router.table_topk = shape[1];
-    }
-    if (layer_.mtp || (config_.hash_layers && layer_.index >= *config_.hash_layers)) {
-      problems_.add(fmt::format(
-          "{}: found a hash table in layer {}, wanted none outside the first {} layers that config.json states (num_hash_layers): "
-          "config.json and tensors are not of the same checkpoint",
-          tensor_word(table), layer_.label(), config_.hash_layers.value_or(0)));
-    }
-    router.table_type = table.entry->dtype;
-    router.table = table.entry->data;
-  }
-  out_.router = router;
-  router_readable_ = problems_.count() == problems_before;
-}
-
 // A multiplier of 1 or more is legal, but it usually is the reciprocal that another tool stores under another name.
 void LayerLoader::note_multipliers() {
   int64_t large = 0;
@@ -283,6 +208,22 @@ void LayerLoader::note_multipliers() {
         fmt::format("{} and {} more: a weight_scale_2 of 1 or more is unusual; if it is a reciprocal (weight_global_scale under "
                     "another name) the weights come out wrong by its square",
                     tensor_word(*first), large - 1));
+  }
+}
+
+// Each matrix has its own multiplier here; other engines fold gate and up into one and refuse such experts or round them.
+void LayerLoader::note_unequal_globals() {
+  int64_t unequal = 0;
+  const MatrixSource* first = nullptr;
+  for (size_t e = 0; e < out_.experts.size(); ++e) {
+    const SourceExpert& expert = out_.experts[e];
+    if (expert.gate.format != WeightFormat::kNvfp4 || expert.gate.global_scale == expert.up.global_scale) continue;
+    if (unequal++ == 0) first = &out_.expert_sources[e].up;
+  }
+  if (unequal > 0 && first->global_scale.entry != nullptr) {
+    out_.notes.push_back(fmt::format("gate and up of {} experts have different global scales (the first: {}); this layer takes each as it is, engines that "
+                                     "use one for both do not",
+                                     unequal, tensor_word(first->global_scale)));
   }
 }
 
@@ -317,12 +258,28 @@ void LayerLoader::scan() {
   if (out_.shared) add(*out_.shared, out_.shared_source);
   std::atomic<size_t> next{0};
   auto work = [&] {
-    for (size_t i = next++; i < items.size(); i = next++) items[i].result = scan_matrix(*items[i].matrix);
+    for (size_t i = next++; i < items.size(); i = next++) {
+      items[i].result = scan_matrix(*items[i].matrix);
+      if (!options_.release_pages) continue;
+      for (const LocatedTensor& tensor : {items[i].source->weight, items[i].source->scale}) {
+        if (tensor.entry != nullptr) release_mapped(tensor.entry->data, static_cast<size_t>(tensor.entry->bytes));
+      }
+    }
   };
   {
     std::vector<std::jthread> helpers;
     for (int t = 1; t < options_.threads; ++t) helpers.emplace_back(work);
     work();
+  }
+  int64_t zeroed = 0;
+  const Item* first_zeroed = nullptr;
+  for (const Item& item : items) {
+    if (item.result.zeroed > 0 && zeroed == 0) first_zeroed = &item;
+    zeroed += item.result.zeroed;
+  }
+  if (zeroed > 0) {
+    out_.notes.push_back(fmt::format("{} scales are zero although their weights' codes are not (the first in {}): those weights count as zero", zeroed,
+                                     tensor_word(first_zeroed->source->scale)));
   }
   for (const Item& item : items) {
     for (const ScanFinding& finding : item.result.findings) {
@@ -336,54 +293,35 @@ void LayerLoader::scan() {
   }
 }
 
-void LayerLoader::scan_router() {
-  if (!router_readable_) return;
-  auto check = [&](const LocatedTensor& tensor, DType dtype, int64_t rows, int64_t columns) {
-    const ScanResult result = scan_values(tensor.entry->data, dtype == DType::BF16, rows, columns);
-    for (const ScanFinding& finding : result.findings) {
-      problems_.add(fmt::format("{}: found {} at row {}, column {}; {}", tensor_word(tensor), finding.what, finding.row, finding.column,
-                                finding.kind == ScanFinding::Kind::kNaN
-                                    ? "it would turn outputs into NaN: export the tensor again"
-                                    : "a router's values must be finite: export the tensor again"));
-    }
-    problems_.add_uncounted(result.count - static_cast<int64_t>(result.findings.size()));
-  };
-  check(tensors_.router_weight, out_.router->weight_type, out_.router->experts, out_.router->hidden);
-  if (out_.router->bias != nullptr) check(tensors_.router_bias, out_.router->bias_type, 1, out_.router->experts);
-  if (out_.router->table != nullptr) scan_table(*out_.router);
-}
-
-// Each of a hash layer's entries is an expert.
-void LayerLoader::scan_table(const RouterTensors& router) {
-  int64_t bad = 0;
-  for (int64_t i = 0; i < router.vocabulary * router.table_topk; ++i) {
-    const int64_t expert = hash_table_entry(router, i);
-    if ((expert >= 0 && expert < router.experts) || ++bad > kMaxFindings) continue;
-    problems_.add(fmt::format("{}: found expert {} at row {}, column {}, wanted 0 to {}: export the tensor again",
-                              tensor_word(tensors_.hash_table), expert, i / router.table_topk, i % router.table_topk, router.experts - 1));
+void LayerLoader::load_stored() {
+  decide_experts();
+  if (out_.experts.empty()) return;
+  // Even after a problem: a reader who must fix a checkpoint wants to hear of all of them.
+  check_one_format();
+  settle_geometry();
+  for (size_t e = 0; e < out_.experts.size(); ++e) {
+    for (const MatrixRole role : kRoles) check_shape(matrix_of(out_.experts[e], role), source_of(out_.expert_sources[e], role), role, geometry_);
   }
-  if (bad > kMaxFindings) problems_.add_uncounted(bad - kMaxFindings);
+  load_shared();
+  load_router();
+  note_multipliers();
+  note_unequal_globals();
+  note_shared_count();
+  if (options_.scan_values) {
+    scan();
+    scan_router();
+  }
 }
 
 Result<LayerWeights> LayerLoader::load(std::shared_ptr<const TensorSet> files) {
   out_.layer = layer_;
+  out_.prefix = tensors_.prefix;
+  out_.hugging_face_names = tensors_.hugging_face_names;
   refuse_unsupported();
-  if (problems_.empty()) decide_experts();
-  if (!out_.experts.empty()) {  // even after a problem: a reader who must fix a checkpoint wants to hear of all of them
-    check_one_format();
-    settle_geometry();
-    for (size_t e = 0; e < out_.experts.size(); ++e) {
-      for (const MatrixRole role : kRoles)
-        check_shape(matrix_of(out_.experts[e], role), source_of(out_.expert_sources[e], role), role, geometry_);
-    }
-    load_shared();
-    load_router();
-    note_multipliers();
-    note_shared_count();
-    if (options_.scan_values) {
-      scan();
-      scan_router();
-    }
+  if (!tensors_.packed.empty()) {
+    load_packed();
+  } else if (problems_.empty()) {
+    load_stored();
   }
   if (!problems_.empty()) {
     return bad_input(fmt::format("{}, layer {}: {} problem{}:\n  {}", printable(files->directory()), layer_.label(), problems_.count(),
@@ -393,11 +331,11 @@ Result<LayerWeights> LayerLoader::load(std::shared_ptr<const TensorSet> files) {
   return std::move(out_);
 }
 
-}  // namespace
-
-Result<LayerWeights> load_layer_weights(const LayerTensors& tensors, LayerId layer, const ModelConfig& config,
-                                        std::shared_ptr<const TensorSet> files, const LoadOptions& options) {
-  return LayerLoader(tensors, layer, config, options).load(std::move(files));
+Result<LayerWeights> load_layer_weights(std::shared_ptr<const LayerTensors> tensors, LayerId layer, const ModelConfig& config,
+                                        const PackedLayerRecord* packed, std::shared_ptr<const TensorSet> files, const LoadOptions& options) {
+  auto loaded = LayerLoader(*tensors, layer, config, packed, options).load(std::move(files));
+  if (loaded) loaded.value().names = std::move(tensors);
+  return loaded;
 }
 
 }  // namespace monomoe

@@ -27,4 +27,7 @@ class MappedFile {
   size_t size_ = 0;
 };
 
+// Gives back the memory that reading these bytes of a mapped file took; they are read from the file again when they are needed.
+void release_mapped(const uint8_t* data, size_t bytes);
+
 }  // namespace monomoe

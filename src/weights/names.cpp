@@ -4,13 +4,15 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <utility>
 
 namespace monomoe {
 namespace {
 
 constexpr std::array<std::string_view, 4> kPrefixes{"", "model.", "language_model.model.", "model.language_model."};
 constexpr std::array<std::string_view, kTensorParts> kParts{"weight",         "scale",       "weight_scale",  "weight_scale_inv",
-                                                            "weight_scale_2", "input_scale", "weight_packed", "weight_global_scale"};
+                                                            "weight_scale_2", "input_scale", "weight_packed", "weight_global_scale",
+                                                            "input_global_scale"};
 
 bool take(std::string_view& text, std::string_view word) {
   if (!text.starts_with(word)) return false;
@@ -55,6 +57,32 @@ std::optional<TensorPart> part_of(std::string_view text) {
 
 using Kind = MoeTensorName::Kind;
 
+// "gate_up_proj.weight" of one expert, or "gate_up_proj", "gate_up_proj_scale_inv", "down_proj.weight_scale" of all of them.
+Kind read_fused(std::string_view rest, bool all_experts, MoeTensorName& out) {
+  out.role = MatrixRole::kGate;
+  if (!take(rest, "gate_up_proj")) {
+    if (!all_experts || !take(rest, "down_proj")) return Kind::kUnknownFused;
+    out.role = MatrixRole::kDown;
+  }
+  if (all_experts) out.expert = -1;
+  constexpr std::pair<std::string_view, TensorPart> kShort[] = {{"", TensorPart::kWeight},
+                                                                {"_scale", TensorPart::kWeightScale},
+                                                                {"_scale_inv", TensorPart::kWeightScaleInv},
+                                                                {"_scale_2", TensorPart::kWeightScale2},
+                                                                {"_input_scale", TensorPart::kInputScale}};
+  if (take(rest, ".")) {
+    const std::optional<TensorPart> part = part_of(rest);
+    if (part) out.part = *part;
+    return part ? Kind::kFused : Kind::kUnknownFused;
+  }
+  for (const auto& [ending, meaning] : kShort) {
+    if (!all_experts || rest != ending) continue;
+    out.part = meaning;
+    return Kind::kFused;
+  }
+  return Kind::kUnknownFused;
+}
+
 // "w1.weight" below an expert.
 void read_matrix(std::string_view rest, Kind known, Kind unknown, MoeTensorName& out) {
   const std::optional<MatrixRole> role = take_role(rest);
@@ -64,7 +92,7 @@ void read_matrix(std::string_view rest, Kind known, Kind unknown, MoeTensorName&
     out.role = *role;
     out.part = *part;
   } else {
-    out.kind = is_fused(rest) ? Kind::kFused : unknown;
+    out.kind = !is_fused(rest) ? unknown : known == Kind::kExpert ? read_fused(rest, false, out) : Kind::kUnknownFused;
   }
 }
 
@@ -79,12 +107,20 @@ bool read_block(std::string_view rest, MoeTensorName& out) {
   } else if (take(rest, "experts.")) {
     if (const std::optional<int> expert = take_number(rest)) {
       out.expert = *expert;
-      read_matrix(rest, Kind::kExpert, Kind::kUnknownExpert, out);
+      if (rest == "packed") {
+        out.kind = Kind::kPackedExpert;
+      } else {
+        read_matrix(rest, Kind::kExpert, Kind::kUnknownExpert, out);
+      }
     } else {
-      out.kind = is_odd_number(rest, out.number) ? Kind::kOddExpert : Kind::kFused;
+      out.kind = is_odd_number(rest, out.number) ? Kind::kOddExpert : read_fused(rest, true, out);
     }
   } else if (take(rest, "shared_experts.") || take(rest, "shared_expert.")) {
-    read_matrix(rest, Kind::kSharedExpert, Kind::kUnknownShared, out);
+    if (rest == "packed") {
+      out.kind = Kind::kPackedShared;
+    } else {
+      read_matrix(rest, Kind::kSharedExpert, Kind::kUnknownShared, out);
+    }
   } else if (take(rest, "shared_expert_gate.")) {
     out.kind = Kind::kUnknownShared;
   } else {

@@ -31,18 +31,22 @@ enum class TensorPart : uint8_t {
   kInputScale,
   kWeightPacked,
   kWeightGlobalScale,
+  kInputGlobalScale,
 };
-constexpr int kTensorParts = 8;
+constexpr int kTensorParts = 9;
 std::string_view part_name(TensorPart part);
 
 struct MoeTensorName {
   enum class Kind : uint8_t {
     kExpert,
     kSharedExpert,
+    kPackedExpert,  // experts.E.packed: all of an expert in the kernel's own layout (packed_manifest.hpp)
+    kPackedShared,
     kRouterWeight,
     kRouterBias,
     kHashTable,
-    kFused,          // one tensor for all experts, or gate and up in one: refused, the order inside is not stated
+    kFused,          // gate and up in one tensor (role kGate), or one tensor for all experts (expert -1): split by fused.cpp
+    kUnknownFused,   // fused in a way that is not known: refused
     kOddExpert,      // experts.03, experts.-1, experts.100000: `number` is not written as 0 to 99999
     kOddLayer,       // the same of a layer; nothing else is known of the tensor then
     kUnknownExpert,  // under experts.E. but not a name we know

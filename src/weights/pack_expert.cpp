@@ -210,6 +210,10 @@ Result<void> check_matrix(std::string_view name, const SourceMatrix& m, const Pr
     return bad_input(fmt::format("{} weights are [{}, {}]; wanted [{}, {}] for hidden {} and intermediate {}", name, m.rows, m.cols, rows,
                                  cols, p.hidden, p.intermediate));
   }
+  if (m.format == WeightFormat::kFp8 && m.scale_block != kBlockK) {
+    return bad_input(fmt::format("{} weights have a scale for each block of {} x {}; wanted 128 x 128: `monomoe pack --to fp8` brings them there",
+                                 name, m.scale_block, m.scale_block));
+  }
   if (m.codes == nullptr) return bad_input(fmt::format("{} weights have no codes (null pointer)", name));
   if (m.scales == nullptr) return bad_input(fmt::format("{} weights have no scales (null pointer)", name));
   if (!scale_type_fits(m.format, m.scale_type)) {

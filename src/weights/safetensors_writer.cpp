@@ -112,7 +112,9 @@ SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept
       partial_(std::move(other.partial_)),
       fd_(std::exchange(other.fd_, -1)),
       declared_(other.declared_),
-      written_(other.written_) {}
+      written_(other.written_),
+      file_bytes_(other.file_bytes_),
+      checksum_(std::move(other.checksum_)) {}
 
 SafetensorsWriter::~SafetensorsWriter() { discard(); }
 
@@ -124,6 +126,8 @@ void SafetensorsWriter::discard() {
 }
 
 Result<void> SafetensorsWriter::write_all(const uint8_t* data, size_t count) {
+  checksum_.update({data, count});
+  file_bytes_ += count;
   while (count > 0) {
     const ssize_t done = ::write(fd_, data, count);
     if (done < 0 && errno == EINTR) continue;

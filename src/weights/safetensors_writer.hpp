@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "weights/checksum.hpp"
 #include "weights/dtype.hpp"
 
 namespace monomoe {
@@ -32,6 +33,9 @@ class SafetensorsWriter {
   Result<void> append(std::span<const uint8_t> data);
   // Refused unless exactly the declared bytes were appended.
   Result<void> finish();
+  // Of the file as it is on disk after finish().
+  std::string checksum() const { return checksum_.text(); }
+  uint64_t file_bytes() const { return file_bytes_; }
 
  private:
   SafetensorsWriter() = default;
@@ -40,7 +44,8 @@ class SafetensorsWriter {
 
   std::string path_, partial_;
   int fd_ = -1;
-  uint64_t declared_ = 0, written_ = 0;
+  uint64_t declared_ = 0, written_ = 0, file_bytes_ = 0;
+  Checksum checksum_;
 };
 
 // One call for small files: all tensors with their data.

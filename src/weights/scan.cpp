@@ -83,7 +83,8 @@ void scan_scales(ScanResult& result, const SourceMatrix& m) {
     return;
   }
   const bool fp8 = m.format == WeightFormat::kFp8;
-  const int64_t rows = fp8 ? (m.rows + 127) / 128 : m.rows, columns = fp8 ? (m.cols + 127) / 128 : m.cols / 32;
+  const int64_t block = m.scale_block;
+  const int64_t rows = fp8 ? (m.rows + block - 1) / block : m.rows, columns = fp8 ? (m.cols + block - 1) / block : m.cols / 32;
   if (m.scale_type == ScaleType::kE8m0) {
     scan_words<uint8_t>(
         result, kWhere, m.scales, rows, columns, [](uint8_t code) { return code == 0xFF; },
@@ -98,6 +99,19 @@ void scan_scales(ScanResult& result, const SourceMatrix& m) {
         result, kWhere, m.scales, rows, columns, [](uint16_t bits) { return bits >= 0x7F80u && bits != 0x8000u; },
         [](uint16_t bits) { return describe_float("scale", bf16_decode(bits)); });
   }
+}
+
+// Scales of zero are rare, so a group's codes are read only behind one.
+int64_t zeroed_groups(const SourceMatrix& m) {
+  if (m.format != WeightFormat::kNvfp4) return 0;  // e8m0 has no zero
+  int64_t zeroed = 0;
+  const uint8_t* end = m.scales + m.rows * m.cols / 16;
+  for (const uint8_t* scale = m.scales; scale < end; ++scale) {
+    if ((*scale & 0x7F) != 0) continue;
+    const uint8_t* codes = m.codes + (scale - m.scales) * 8;
+    zeroed += std::any_of(codes, codes + 8, [](uint8_t pair) { return (pair & 0x77) != 0; }) ? 1 : 0;
+  }
+  return zeroed;
 }
 
 }  // namespace
@@ -128,6 +142,7 @@ ScanResult scan_values(const uint8_t* data, bool is_bf16, int64_t rows, int64_t 
 
 ScanResult scan_matrix(const SourceMatrix& matrix) {
   ScanResult result;
+  result.zeroed = zeroed_groups(matrix);
   scan_codes(result, matrix);
   if (matrix.format != WeightFormat::kBf16) scan_scales(result, matrix);
   if (matrix.format == WeightFormat::kNvfp4) {

@@ -21,6 +21,7 @@ struct ScanFinding {
 };
 
 struct ScanResult {
+  int64_t zeroed = 0;  // scales of zero over codes that are not all zero: legal, but those weights vanish (FP4 groups)
   int64_t count = 0;                  // all findings
   std::vector<ScanFinding> findings;  // the first kMaxFindings, codes first, then scales
 };

@@ -3,11 +3,12 @@
 import json
 import re
 import shutil
+import subprocess
 import unittest
 
 from support import BAD_INPUT, CHECK_FAILED, CONFIG, EXAMPLES, EXPERTS, HIDDEN, USAGE, CliTest, layer_tensors, read_file, write_checkpoint
 
-COMMANDS = ("run", "verify", "inspect", "plan", "synth", "doctor", "demo")
+COMMANDS = ("run", "verify", "inspect", "plan", "pack", "synth", "doctor", "demo", "completion")
 PLAN = ["plan", "--hidden", 4096, "--intermediate", 2048, "--experts", 256, "--topk", 6, "--ranks", 8, "--capacity", 512, "--weights"]
 
 
@@ -62,6 +63,21 @@ class Plan(CliTest):
         later = write_checkpoint(self.folder / "later", tensors, CONFIG | {"num_hidden_layers": 3})
         self.assertEqual(json.loads(self.good("plan", later, "--json"))["layer"], 2)
 
+    def test_least_time(self):
+        geometry = ("--hidden", 4096, "--intermediate", 2048, "--experts", 256, "--topk", 6, "--weights", "nvfp4", "--ranks", 8)
+        report = json.loads(self.good("plan", *geometry, "--tokens", "0,64,1024", "--json"))
+        self.assertEqual(report["launch"], "one")
+        self.assertEqual([time["tokens"] for time in report["times"]], [0, 64, 1024])
+        by_gpu = {gpu["gpu"]: gpu for gpu in report["times"][2]["gpus"]}
+        self.assertEqual(list(by_gpu), ["H100", "H200", "H20"])
+        self.assertLess(by_gpu["H200"]["bound_seconds"], by_gpu["H20"]["bound_seconds"])
+        text = self.good("plan", *geometry, "--tokens", "64")
+        for word in ("least time", "H20 (predicted)", "launch", "persistent"):
+            self.assertIn(word, text)
+        self.assertEqual([time["tokens"] for time in json.loads(self.good("plan", *geometry, "--capacity", 100, "--json"))["times"]], [1, 8, 64, 100])
+        self.refused(USAGE, "plan", *geometry, "--tokens", "5,x", says=("--tokens", "x"))
+        self.refused(USAGE, "plan", *geometry, "--tokens", "2000", says=("--tokens", "0..1024"))
+
     def test_missing(self):
         self.refused(USAGE, "plan", says=("--hidden", "--weights", "DIR"))
         self.refused(USAGE, "plan", "--hidden", 4096, says=("--intermediate",))
@@ -96,6 +112,15 @@ class Synth(CliTest):
         self.good("synth", folder, "--geometry", "qwen3-235b", "--experts", 2, "--weights", "mxfp4", *options)
         return folder
 
+    def test_a_lower_top_k_is_said(self):
+        arguments = ("--geometry", "qwen3-235b", "--weights", "mxfp4", "--seed", 1, "--tokens", 1)
+        text = self.good("synth", self.folder / "two", "--experts", 2, *arguments)
+        for words in ("1 layer, top-2", "1 token in", "top-2 instead of the model's top-8", "--experts 8"):
+            self.assertIn(words, text)
+        self.assertNotIn("note", self.good("synth", self.folder / "eight", "--experts", 8, *arguments))
+        report = json.loads(self.good("synth", self.folder / "json", "--experts", 2, *arguments, "--json"))
+        self.assertEqual((report["topk"], report["model_topk"]), (2, 8))
+
     def test_runs_and_repeats(self):
         first, second = (self.synth(name, "--seed", 7, "--tokens", 3) for name in ("first", "second"))
         for file in ("config.json", "input.safetensors"):
@@ -118,6 +143,37 @@ class Synth(CliTest):
         self.refused(USAGE, "synth", self.folder / "new", "--geometry", "gpt-0", "--weights", "fp8", "--seed", 1, says=("gpt-0",))
         self.refused(USAGE, "synth", self.folder / "new", "--geometry", "qwen3-235b", "--weights", "fp4", "--seed", 1, says=("fp4",))
         self.assertFalse((self.folder / "new").exists())
+
+
+class Documented(CliTest):
+    def options(self, command):
+        return set(re.findall(r"^  (?:-\w,)?(--[a-z-]+)", self.good(command, "--help"), re.MULTILINE))
+
+    def test_every_option_is_in_the_docs_and_the_other_way_round(self):
+        docs = (EXAMPLES.parent / "docs" / "command-line.md").read_text()
+        for command in COMMANDS[:-1]:
+            section = re.search(rf"^## {command}$(.*?)(?=^## |\Z)", docs, re.MULTILINE | re.DOTALL).group(1)
+            documented = set(re.findall(r"--[a-z][a-z-]+", section))
+            options = self.options(command) - {"--help"}
+            if command == "verify":  # "[options of run]"
+                options -= self.options("run")
+                documented -= self.options("run")
+            self.assertEqual(options - documented, set(), command)
+            self.assertEqual(documented - options - {"--help", "--input", "--json", "--shared-expert"}, set(), command)
+
+    def test_completion(self):
+        script = self.folder / "completion.bash"
+        script.write_text(self.good("completion"))
+
+        def complete(*words):
+            line = " ".join(f"'{word}'" for word in words)
+            command = f'source {script}; COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _monomoe; printf "%s\n" "${{COMPREPLY[@]}}"'
+            return subprocess.run(["bash", "-c", command], check=True, capture_output=True, text=True).stdout.split()
+
+        self.assertEqual(complete("monomoe", "pl"), ["plan"])
+        self.assertEqual(complete("monomoe", "pack", "a", "b", "--t"), ["--to", "--threads"])
+        self.assertEqual(set(complete("monomoe", "pack", "a", "b", "--to", "")), {"nvfp4", "mxfp4", "fp8", "packed"})
+        self.assertEqual(complete("monomoe", "run", "--backend", "cu"), ["cuda"])
 
 
 class Doctor(CliTest):

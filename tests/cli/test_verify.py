@@ -96,6 +96,7 @@ class Layer(CliTest):
         self.refused(USAGE, "verify", checkpoint, "--ranks", 2, says=("--input",))
         self.refused(USAGE, "verify", says=("--cases",))
         self.refused(USAGE, "verify", checkpoint, "--layer", 0, "--input", tokens, "--shared-expert", "on", says=("--shared-expert",))
+        self.assertNotIn("--shared-expert", self.good("verify", "--help"))
         self.refused(USAGE, "verify", checkpoint, "--layer", 0, "--input", tokens, "--capacity", TOKENS - 1, says=("--capacity",))
         tensors = token_tensors()
         del tensors["topk_weights"]

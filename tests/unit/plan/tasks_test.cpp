@@ -23,13 +23,27 @@ TEST_P(TaskOrder, VisitsEachTaskOnceAfterThoseItWaitsFor) {
     for (const Key& key : done) number += std::get<0>(key) == kind ? 1 : 0;
     return number;
   };
+  int64_t pieces_beyond = 0;
   for (int64_t ticket = 0; ticket < counts.total(); ++ticket) {
     const Task task = task_at(counts, ticket);
     switch (task.kind) {
-      case TaskKind::kDispatch: EXPECT_LT(task.index, counts.token_chunks); break;
-      case TaskKind::kRoutes: EXPECT_EQ(all_of(TaskKind::kDispatch), counts.token_chunks); break;
+      case TaskKind::kDispatch: EXPECT_LT(task.index, counts.dispatch_chunks); break;
+      case TaskKind::kRoutes:
+        EXPECT_EQ(all_of(TaskKind::kDispatch), counts.dispatch_chunks);
+        EXPECT_LT(task.index, counts.route_tasks);
+        break;
+      case TaskKind::kArrange:
+        EXPECT_EQ(all_of(TaskKind::kRoutes), counts.route_tasks);
+        EXPECT_LT(task.index, counts.arrange_pieces);
+        pieces_beyond += task.block >= counts.blocks ? 1 : 0;
+        // The memory is a ring of twice as many blocks as are arranged ahead: the block that used it has been claimed.
+        if (const int64_t earlier = task.block - 2 * counts.arrange_ahead; earlier >= 0) {
+          for (int64_t tile = 0; tile < counts.gemm1_tiles; ++tile) EXPECT_TRUE(done.contains({TaskKind::kGemm1, 0, earlier, tile}));
+        }
+        break;
       case TaskKind::kGemm1:
-        EXPECT_EQ(all_of(TaskKind::kRoutes), 1);
+        EXPECT_EQ(all_of(TaskKind::kRoutes), counts.route_tasks);
+        for (int64_t piece = 0; piece < counts.arrange_pieces; ++piece) EXPECT_TRUE(done.contains({TaskKind::kArrange, piece, task.block, 0}));
         EXPECT_LT(task.block, counts.blocks);
         EXPECT_LT(task.tile, counts.gemm1_tiles);
         break;
@@ -43,20 +57,30 @@ TEST_P(TaskOrder, VisitsEachTaskOnceAfterThoseItWaitsFor) {
     }
     EXPECT_TRUE(done.insert({task.kind, task.index, task.block, task.tile}).second) << ticket;
   }
-  EXPECT_EQ(all_of(TaskKind::kDispatch), counts.token_chunks);
-  EXPECT_EQ(all_of(TaskKind::kRoutes), 1);
+  EXPECT_EQ(all_of(TaskKind::kDispatch), counts.dispatch_chunks);
+  EXPECT_EQ(all_of(TaskKind::kRoutes), counts.route_tasks);
+  EXPECT_EQ(all_of(TaskKind::kArrange) - pieces_beyond, counts.blocks * counts.arrange_pieces);
   EXPECT_EQ(all_of(TaskKind::kGemm1), counts.blocks * counts.gemm1_tiles);
   EXPECT_EQ(all_of(TaskKind::kGemm2), counts.blocks * counts.gemm2_tiles);
-  EXPECT_EQ(all_of(TaskKind::kCombine), counts.token_chunks);
+  EXPECT_EQ(all_of(TaskKind::kCombine), counts.combine_chunks);
   for (int64_t beyond = 0; beyond < 3; ++beyond) EXPECT_EQ(task_at(counts, counts.total() + beyond).kind, TaskKind::kNone);
 }
 
+TaskCounts counts_of(int64_t chunks, int64_t blocks, int64_t gemm1_tiles, int64_t gemm2_tiles) {
+  return {.dispatch_chunks = chunks, .blocks = blocks, .gemm1_tiles = gemm1_tiles, .gemm2_tiles = gemm2_tiles, .combine_chunks = chunks};
+}
+TaskCounts gpu_counts(int64_t blocks, int64_t pieces, int64_t ahead) {
+  return {.dispatch_chunks = 2, .route_tasks = 6, .blocks = blocks, .gemm1_tiles = 3, .gemm2_tiles = 2, .combine_chunks = 5, .arrange_pieces = pieces,
+          .arrange_ahead = ahead};
+}
+
 INSTANTIATE_TEST_SUITE_P(Counts, TaskOrder,
-                         ::testing::Values(TaskCounts{0, 0, 1, 1}, TaskCounts{3, 0, 2, 4}, TaskCounts{0, 2, 3, 1}, TaskCounts{4, 5, 3, 2},
-                                         TaskCounts{1, 1, 1, 1}, TaskCounts{2, 7, 16, 16}));
+                         ::testing::Values(counts_of(0, 0, 1, 1), counts_of(3, 0, 2, 4), counts_of(0, 2, 3, 1), counts_of(4, 5, 3, 2),
+                                           counts_of(1, 1, 1, 1), counts_of(2, 7, 16, 16), gpu_counts(9, 0, 2), gpu_counts(9, 4, 2), gpu_counts(1, 4, 3),
+                                           gpu_counts(0, 4, 3), gpu_counts(7, 2, 1)));
 
 TEST(TaskOrder, TicketsPassTwoToThe31) {
-  const TaskCounts counts{int64_t{1} << 16, int64_t{1} << 27, 256, 256};
+  const TaskCounts counts = counts_of(int64_t{1} << 16, int64_t{1} << 27, 256, 256);
   EXPECT_EQ(counts.total(), 2 * (int64_t{1} << 16) + 1 + (int64_t{1} << 36));
   const Task last_gemm1 = task_at(counts, counts.before_gemms() + (int64_t{1} << 35) - 1);
   EXPECT_EQ(last_gemm1.kind, TaskKind::kGemm1);
@@ -66,13 +90,16 @@ TEST(TaskOrder, TicketsPassTwoToThe31) {
 }
 
 TEST(TaskOrder, Gemm2BeginsWhereGemm1Ends) {
-  const TaskCounts counts{3, 5, 4, 7};
+  const TaskCounts counts = counts_of(3, 5, 4, 7);
   EXPECT_EQ(counts.before_gemm2(), 3 + 1 + 5 * 4);
   EXPECT_EQ(task_at(counts, counts.before_gemm2() - 1).kind, TaskKind::kGemm1);
   EXPECT_EQ(task_at(counts, counts.before_gemm2()).kind, TaskKind::kGemm2);
-  const TaskCounts no_blocks{3, 0, 4, 7};
+  const TaskCounts no_blocks = counts_of(3, 0, 4, 7);
   EXPECT_EQ(task_at(no_blocks, no_blocks.before_gemm2() - 1).kind, TaskKind::kRoutes);
   EXPECT_EQ(task_at(no_blocks, no_blocks.before_gemm2()).kind, TaskKind::kCombine);
+  const TaskCounts arranged = gpu_counts(5, 4, 2);
+  EXPECT_EQ(arranged.before_gemm2(), 2 + 6 + 2 * 4 + 5 * (3 + 4));
+  EXPECT_EQ(task_at(arranged, arranged.before_gemm2()).kind, TaskKind::kGemm2);
 }
 
 TEST(TaskOrder, Gemm2TilesCoverHidden) {
@@ -115,6 +142,19 @@ TEST(Ring, ProducerAndConsumerMeetInEveryStage) {
     walk_ring<2>(lead);
     walk_ring<3>(lead);
     walk_ring<8>(lead);
+  }
+}
+
+TEST(Ring, SkippingIsAdvancingManyTimes) {
+  for (uint32_t start = 0; start < 20; ++start) {
+    for (uint32_t count = 0; count < 40; ++count) {
+      auto one = RingCursor<10>::consumer(), many = RingCursor<10>::consumer();
+      for (uint32_t i = 0; i < start; ++i) one.advance(), many.advance();
+      for (uint32_t i = 0; i < count; ++i) one.advance();
+      many.skip(count);
+      ASSERT_EQ(one.slot, many.slot) << start << " " << count;
+      ASSERT_EQ(one.phase, many.phase) << start << " " << count;
+    }
   }
 }
 

@@ -55,7 +55,19 @@ TEST(Names, RouterSharedAndMtp) {
 TEST(Names, FusedAndUnknownTensorsAreKnownAsSuch) {
   EXPECT_EQ(parse_moe_name("model.layers.1.mlp.experts.gate_up_proj")->kind, Kind::kFused);
   EXPECT_EQ(parse_moe_name("model.layers.1.mlp.experts.down_proj")->kind, Kind::kFused);
-  EXPECT_EQ(parse_moe_name("model.layers.1.mlp.experts.4.gate_up_proj.weight")->kind, Kind::kFused);
+  const auto one = parse_moe_name("model.layers.1.mlp.experts.4.gate_up_proj.weight"), all = parse_moe_name("model.layers.1.mlp.experts.down_proj_scale_inv");
+  EXPECT_EQ(one->kind, Kind::kFused);
+  EXPECT_EQ(one->expert, 4);
+  EXPECT_EQ(one->role, MatrixRole::kGate);
+  EXPECT_EQ(all->kind, Kind::kFused);
+  EXPECT_EQ(all->expert, -1);
+  EXPECT_EQ(all->role, MatrixRole::kDown);
+  EXPECT_EQ(all->part, TensorPart::kWeightScaleInv);
+  EXPECT_EQ(parse_moe_name("model.layers.1.mlp.experts.gate_up_proj_bias")->kind, Kind::kUnknownFused);
+  EXPECT_EQ(parse_moe_name("model.layers.1.mlp.experts.gate_up_proj_blocks")->kind, Kind::kUnknownFused);
+  EXPECT_EQ(parse_moe_name("model.layers.1.mlp.experts.4.w13.weight")->kind, Kind::kUnknownFused);
+  EXPECT_EQ(parse_moe_name("layers.1.ffn.experts.4.packed")->kind, Kind::kPackedExpert);
+  EXPECT_EQ(parse_moe_name("layers.1.ffn.shared_experts.packed")->kind, Kind::kPackedShared);
   EXPECT_EQ(parse_moe_name("layers.1.ffn.experts.4.w1.extra")->kind, Kind::kUnknownExpert);
   EXPECT_EQ(parse_moe_name("layers.1.ffn.experts.4.w9.weight")->kind, Kind::kUnknownExpert);
 }
@@ -71,7 +83,7 @@ TEST(Names, OddNumbersAreKnownAsSuch) {
     EXPECT_EQ(parse_moe_name(layer)->kind, Kind::kOddLayer) << number;
     EXPECT_EQ(parse_moe_name(layer)->number, number);
   }
-  EXPECT_EQ(parse_moe_name("layers.1.ffn.experts.gate.weight")->kind, Kind::kFused);
+  EXPECT_EQ(parse_moe_name("layers.1.ffn.experts.gate.weight")->kind, Kind::kUnknownFused);
 }
 
 TEST(Names, OtherTensorsAreNoMoeTensors) {

@@ -16,13 +16,13 @@ using test_support::bytes_of;
 using Where = ScanFinding::Where;
 
 // A matrix of ones with room for its buffers.
-struct Held {
+struct HeldMatrix {
   Bytes codes, scales;
   SourceMatrix matrix;
 };
 
-Held held(WeightFormat format, ScaleType type, int64_t rows, int64_t cols, Bytes scales) {
-  Held h;
+HeldMatrix held(WeightFormat format, ScaleType type, int64_t rows, int64_t cols, Bytes scales) {
+  HeldMatrix h;
   const int64_t bytes = format == WeightFormat::kFp8 ? rows * cols : format == WeightFormat::kBf16 ? 2 * rows * cols : rows * cols / 2;
   h.codes = Bytes(static_cast<size_t>(bytes), 0x22);
   h.scales = std::move(scales);
@@ -38,7 +38,7 @@ TEST(Scan, SoundMatricesHaveNoFindings) {
 }
 
 TEST(Scan, Fp8NanCodesOfBothSigns) {
-  Held h = held(WeightFormat::kFp8, ScaleType::kF32, 100, 130, bytes_of(std::vector<float>{1, 1}));
+  HeldMatrix h = held(WeightFormat::kFp8, ScaleType::kF32, 100, 130, bytes_of(std::vector<float>{1, 1}));
   h.codes[0] = 0x7E;  // 448 is legal
   h.codes[1] = 0xFE;
   h.codes[37 * 130 + 129] = 0x7F;
@@ -55,7 +55,7 @@ TEST(Scan, Fp8NanCodesOfBothSigns) {
 }
 
 TEST(Scan, Fp8ScalesNanInfiniteNegativeButZeroIsLegal) {
-  const Held f32 = held(WeightFormat::kFp8, ScaleType::kF32, 256, 384, bytes_of(std::vector<float>{0, NAN, 1, INFINITY, -0.5f, -INFINITY}));
+  const HeldMatrix f32 = held(WeightFormat::kFp8, ScaleType::kF32, 256, 384, bytes_of(std::vector<float>{0, NAN, 1, INFINITY, -0.5f, -INFINITY}));
   const ScanResult result = scan_matrix(f32.matrix);
   ASSERT_EQ(result.count, 4);
   EXPECT_EQ(result.findings[0].what, "a NaN scale");
@@ -65,15 +65,15 @@ TEST(Scan, Fp8ScalesNanInfiniteNegativeButZeroIsLegal) {
   EXPECT_EQ(result.findings[1].column, 0);
   EXPECT_EQ(result.findings[2].what, "a negative scale -0.5");
   EXPECT_EQ(result.findings[3].where, Where::kScale);
-  const Held bf16 = held(WeightFormat::kFp8, ScaleType::kBf16, 128, 512, bytes_of(std::vector<uint16_t>{0x0000, 0x7F80, 0x7FC0, 0xBF80}));
+  const HeldMatrix bf16 = held(WeightFormat::kFp8, ScaleType::kBf16, 128, 512, bytes_of(std::vector<uint16_t>{0x0000, 0x7F80, 0x7FC0, 0xBF80}));
   EXPECT_EQ(scan_matrix(bf16.matrix).count, 3);
-  const Held e8m0 = held(WeightFormat::kFp8, ScaleType::kE8m0, 128, 512, {0, 254, 255, 127});
+  const HeldMatrix e8m0 = held(WeightFormat::kFp8, ScaleType::kE8m0, 128, 512, {0, 254, 255, 127});
   ASSERT_EQ(scan_matrix(e8m0.matrix).count, 1);
   EXPECT_EQ(scan_matrix(e8m0.matrix).findings[0].column, 2);
 }
 
 TEST(Scan, Nvfp4BlockScalesNanAndNegativeEvenWithZeroNibbles) {
-  Held h = held(WeightFormat::kNvfp4, ScaleType::kE4m3, 3, 64, Bytes(12, 0x38));
+  HeldMatrix h = held(WeightFormat::kNvfp4, ScaleType::kE4m3, 3, 64, Bytes(12, 0x38));
   h.codes.assign(h.codes.size(), 0);
   h.scales[4 + 2] = 0x7F;
   h.scales[8 + 3] = 0xFF;
@@ -94,7 +94,7 @@ TEST(Scan, Nvfp4BlockScalesNanAndNegativeEvenWithZeroNibbles) {
 }
 
 TEST(Scan, Mxfp4Scale255) {
-  Held h = held(WeightFormat::kMxfp4, ScaleType::kE8m0, 4, 64, {0, 1, 103, 127, 254, 255, 0, 0});
+  HeldMatrix h = held(WeightFormat::kMxfp4, ScaleType::kE8m0, 4, 64, {0, 1, 103, 127, 254, 255, 0, 0});
   const ScanResult result = scan_matrix(h.matrix);
   ASSERT_EQ(result.count, 1);
   EXPECT_EQ(result.findings[0].row, 2);
@@ -102,7 +102,7 @@ TEST(Scan, Mxfp4Scale255) {
 }
 
 TEST(Scan, GlobalScaleZeroNanInfiniteNegative) {
-  Held h = held(WeightFormat::kNvfp4, ScaleType::kE4m3, 1, 16, {0x38});
+  HeldMatrix h = held(WeightFormat::kNvfp4, ScaleType::kE4m3, 1, 16, {0x38});
   for (const float wrong : {0.0f, -0.0f, NAN, INFINITY, -INFINITY, -2.0f}) {
     h.matrix.global_scale = wrong;
     ASSERT_EQ(scan_matrix(h.matrix).count, 1) << wrong;
@@ -115,7 +115,7 @@ TEST(Scan, GlobalScaleZeroNanInfiniteNegative) {
 }
 
 TEST(Scan, FindingsAreCappedTheCountIsNot) {
-  Held h = held(WeightFormat::kFp8, ScaleType::kF32, 100, 128, bytes_of(std::vector<float>{1}));
+  HeldMatrix h = held(WeightFormat::kFp8, ScaleType::kF32, 100, 128, bytes_of(std::vector<float>{1}));
   h.codes.assign(h.codes.size(), 0x7F);
   const ScanResult result = scan_matrix(h.matrix);
   EXPECT_EQ(result.count, 12800);
@@ -124,7 +124,7 @@ TEST(Scan, FindingsAreCappedTheCountIsNot) {
 
 TEST(Scan, EveryPositionOfEveryChunkIsSeen) {
   for (const size_t at : {0u, 1u, 4095u, 4096u, 4097u, 8191u, 8200u}) {
-    Held h = held(WeightFormat::kFp8, ScaleType::kF32, 1, 8201, bytes_of(std::vector<float>(65, 1)));
+    HeldMatrix h = held(WeightFormat::kFp8, ScaleType::kF32, 1, 8201, bytes_of(std::vector<float>(65, 1)));
     h.codes[at] = 0xFF;
     const ScanResult result = scan_matrix(h.matrix);
     ASSERT_EQ(result.count, 1);
@@ -133,7 +133,7 @@ TEST(Scan, EveryPositionOfEveryChunkIsSeen) {
 }
 
 TEST(Scan, TheRemedySaysWhatTheValueWouldDo) {
-  Held h = held(WeightFormat::kNvfp4, ScaleType::kE4m3, 1, 16, {0x38});
+  HeldMatrix h = held(WeightFormat::kNvfp4, ScaleType::kE4m3, 1, 16, {0x38});
   const auto remedy = [&h](float global) {
     h.matrix.global_scale = global;
     return std::string(scan_remedy(scan_matrix(h.matrix).findings.at(0).kind));
