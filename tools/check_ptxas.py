@@ -23,18 +23,21 @@ ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
+FUNCTION = re.compile(r"Function properties for (\S+)")
 NOTE = re.compile(r"\bC75\d\d\b")
 
 
 def read_log(text: str) -> dict[str, dict[str, int]]:
     """Numbers of each entry function."""
     found: dict[str, dict[str, int]] = {}
-    name = ""
+    name = function = ""
     for line in text.splitlines():
         if match := ENTRY.search(line):
             name = kernel_name(match[1])
             found[name] = {"registers": 0, "stack": 0, "spill_stores": 0, "spill_loads": 0, "static_shared": 0}
-        elif name and (match := STACK.search(line)):
+        elif match := FUNCTION.search(line):
+            function = kernel_name(match[1])  # the entry itself, or a function it calls
+        elif name and (match := STACK.search(line)) and function in (name, ""):
             found[name]["stack"], found[name]["spill_stores"], found[name]["spill_loads"] = (int(g) for g in match.groups())
         elif name and (match := USED.search(line)):
             found[name]["registers"] = int(match[1])

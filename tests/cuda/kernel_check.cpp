@@ -155,7 +155,7 @@ struct CaseRun {
     p.layer_tag = 1;
     p.timeout_ns = 5'000'000'000ull;
     const Device& device = devices[r];
-    p.num_tokens = form.tokens_on_device ? 0 : c.rows[r];
+    p.num_tokens = form.tokens_on_device ? problem.capacity : c.rows[r];
     p.num_tokens_device = form.tokens_on_device ? reinterpret_cast<const int64_t*>(device.num_tokens.data()) : nullptr;
     p.x = form.quantised ? device.codes.data() : device.x.data();
     p.x_scales = form.quantised ? reinterpret_cast<const float*>(device.scales.data()) : nullptr;

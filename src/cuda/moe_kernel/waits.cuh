@@ -47,6 +47,21 @@ __device__ __noinline__ inline void record_abort(const Params& params) {
   __threadfence_system();
 }
 
+// Not inlined: the kernel has no registers for what does not happen.
+__device__ __noinline__ inline void refuse_count(const Params& params, int64_t count) {
+  raise_error(params, DeviceErrorCode::kTooManyTokens, TaskKind::kNone, WaitFlag::kArrived, static_cast<uint64_t>(params.self),
+              static_cast<uint64_t>(params.num_tokens), static_cast<uint64_t>(count), 0);
+}
+
+// The number of tokens of this call. One that cannot be ends the call for all ranks; this one then goes on without tokens.
+__device__ __forceinline__ int64_t token_count(const Params& params) {
+  if (params.num_tokens_device == nullptr) return params.num_tokens;
+  const int64_t count = *params.num_tokens_device;
+  if (count >= 0 && count <= params.num_tokens) return count;
+  refuse_count(params, count);
+  return 0;
+}
+
 // Waits until load() >= wanted. False: aborted or timed out.
 template <class Load>
 __device__ __forceinline__ bool await_at_least(const Params& params, Load load, uint64_t wanted, TaskKind task, WaitFlag flag, uint64_t peer,

@@ -23,7 +23,7 @@ __device__ void send_row(const UnfusedParams& params, int64_t number, int lane) 
   // A row counts as all of its pieces at once.
   __threadfence_system();
   __syncwarp();
-  if (lane == 0) ptx::add_release_system(arrivals_of(call, route.src) + route.token, static_cast<uint32_t>(gemm2_tiles(p.hidden)));
+  if (lane == 0) ptx::add_relaxed_system(arrivals_of(call, route.src) + route.token, static_cast<uint32_t>(gemm2_tiles(p.hidden)));
 }
 
 __global__ __launch_bounds__(kThreads) void send_kernel(const __grid_constant__ UnfusedParams params) {

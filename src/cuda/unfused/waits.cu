@@ -9,11 +9,7 @@ constexpr int kTokenThreads = 512;
 // Before anything is written into a peer's memory: it has read what it was sent in the call before.
 __global__ __launch_bounds__(kMaxRanks) void await_drained_kernel(const __grid_constant__ UnfusedParams params) {
   const Params& call = params.call;
-  const int64_t num_tokens = tokens_of(call);
-  if (threadIdx.x == 0 && num_tokens > call.problem.capacity) {
-    raise_error(call, DeviceErrorCode::kTooManyTokens, TaskKind::kDispatch, WaitFlag::kArrived, static_cast<uint64_t>(call.self),
-                static_cast<uint64_t>(call.problem.capacity), static_cast<uint64_t>(num_tokens), 0);
-  }
+  if (threadIdx.x == 0) token_count(call);  // one that cannot be ends the call
   const int dst = static_cast<int>(threadIdx.x);
   if (dst >= call.problem.ranks || dst == call.self) return;
   const uint64_t* flag = &symmetric_flags(call, call.self)->drained[dst];
@@ -69,7 +65,9 @@ __global__ __launch_bounds__(kTokenThreads) void await_contributions_kernel(cons
     if (!here) break;
   }
   __syncthreads();
-  if (threadIdx.x == 0) call.state->epoch = epoch_of(call);
+  if (threadIdx.x != 0) return;
+  call.state->epoch = epoch_of(call);
+  record_abort(call);
 }
 
 Result<void> launch_await_drained(const UnfusedParams& params, int, cudaStream_t stream) {

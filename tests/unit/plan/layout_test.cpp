@@ -191,11 +191,29 @@ TEST(MemoryLayout, RegionsFollowEachOtherAlignedWithoutOverlap) {
                     {w.expert_begin, 8 * (slots + 1)},
                     {w.block_begin, 8 * (slots + 1)},
                     {w.block_done, 4 * (routes / block + slots)},
-                    {w.blocks, 16 * (routes / block + slots)},
                     {w.routes, 16 * routes},
                     {w.mid_scales, 4 * routes * mid_blocks},
                     {w.mid_codes, routes * mid_blocks * 128}},
                    w.bytes);
+    // The GPU's: lists that begin at multiples of eight rows, and arranged rows of as many blocks as the window has, or as there can be.
+    const WorkspaceLayout g = workspace_layout(p, slots, block, 24, 256);
+    const int64_t rows = routes + 8 * slots, blocks = routes / block + slots, window = min_of(24, blocks);
+    EXPECT_EQ(g.window, window);
+    expect_regions({{g.flags, static_cast<int64_t>(sizeof(LocalFlags))},
+                    {g.own_scales, c * (p.hidden / 128) * 4},
+                    {g.own_codes, c * p.hidden},
+                    {g.expert_begin, 8 * (slots + 1)},
+                    {g.block_begin, 8 * (slots + 1)},
+                    {g.block_done, 4 * blocks},
+                    {g.routes, 16 * rows},
+                    {g.mid_scales, 4 * rows * mid_blocks},
+                    {g.mid_codes, rows * mid_blocks * 128},
+                    {g.route_counts, 4 * 256 * slots},
+                    {g.blocks, 16 * blocks},
+                    {g.block_arranged, 4 * blocks},
+                    {g.arranged_scales, window * block * (p.hidden / 128) * 4},
+                    {g.arranged_codes, window * block * p.hidden}},
+                   g.bytes);
   }
 }
 
