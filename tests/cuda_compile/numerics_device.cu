@@ -9,6 +9,7 @@
 #include <cuda_runtime.h>
 
 #include "numerics/activation_quant.h"
+#include "cuda/moe_kernel/roles/swiglu_all.cuh"
 #include "numerics/bf16.h"
 #include "numerics/bits.h"
 #include "numerics/e2m1.h"
@@ -65,6 +66,26 @@ struct Swiglu {
     const float gate = mul_rn(static_cast<float>(static_cast<std::int32_t>(mix(i))), 0x1p-24f);
     const float up = mul_rn(static_cast<float>(static_cast<std::int32_t>(mix(i + 77u))), 0x1p-27f);
     return result_bits(swiglu(gate, up, (i & 1u) ? 10.0f : fp32_infinity()));
+  }
+};
+
+// The kernel's division without branches against div_rn: as SwiGLU uses it, and for any d in [1, 2^64).
+struct Division {
+  static constexpr const char* name = "division of the kernel's SwiGLU";
+  static constexpr std::uint32_t count = 1u << 24;
+  MONOMOE_HD std::uint32_t operator()(std::uint32_t i) const {
+    const float g = bits_float(((127u - 64u) << 23) + mix(i) % (128u << 23) + (i & 1u) * 0x80000000u);
+    const float near = bits_float((mix(i + 0x9E3779B9u) & 0x007FFFFFu) | (127u << 23)) * -90.0f + 45.0f;  // -135 .. -45
+    const float any = bits_float((127u << 23) + mix(i ^ 0x5bd1e995u) % (64u << 23));
+    const float medium = bits_float(((127u - 50u) << 23) + mix(i) % (114u << 23));
+    return quotient(g, add_rn(1.0f, exp_contract(-g))) ^ mix(quotient(near, add_rn(1.0f, exp_contract(-near)))) ^ mix(quotient(medium, any) + 1u);
+  }
+  MONOMOE_HD static std::uint32_t quotient(float g, float d) {
+#if defined(__CUDA_ARCH__)
+    return result_bits(cuda::divide_in_range(g, d));
+#else
+    return result_bits(div_rn(g, d));
+#endif
   }
 };
 
@@ -162,7 +183,7 @@ int main() {
     std::printf("numerics_device: NOT RUN, no usable GPU on this machine\n");
     return 4;
   }
-  const bool same = all_same<Decode, Encode, Exponential, Swiglu, Operations, Quantise, TensorCore, WeightCodes>();
+  const bool same = all_same<Decode, Encode, Exponential, Division, Swiglu, Operations, Quantise, TensorCore, WeightCodes>();
   std::printf("numerics_device: %s\n", same ? "PASS, host and device give the same bits" : "FAIL, host and device differ");
   return same ? 0 : 1;
 }
