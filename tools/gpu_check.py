@@ -146,20 +146,21 @@ def main() -> int:
         "contract_unfused": lambda: googletest(programs["contract"], 300, MONOMOE_CONTRACT_BACKEND="cuda:unfused"),
         "calls": lambda: googletest(programs["cuda_calls"], 400),
         "kernel_check": lambda: kernel_check(programs["kernel_check"]),
-        "verify_cases": lambda: verify_cases(programs["monomoe"]),
+        "bench": lambda: bench(programs["gpu_layer"]),
         "verify_examples": lambda: verify_examples(programs["monomoe"]),
         "memcheck": lambda: memcheck(programs["cuda_calls"]),
-        "bench": lambda: bench(programs["gpu_layer"]),
+        "verify_cases": lambda: verify_cases(programs["monomoe"]),
     }
     report = commit() | {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "machine": machine(),
                          "driver_cuda": cuda["driver"]["version"], "steps": {}}
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     for name, step in steps.items():
         report["steps"][name] = step()
         result = report["steps"][name]
         print(f"{name}: {'ok' if result['ok'] else 'FAILED'}{', skipped: ' + result['skipped'] if 'skipped' in result else ''}", flush=True)
-    report["ok"] = all(step["ok"] for step in report["steps"].values())
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        # After each step, so that a run that is cut short leaves what it saw; it is ok only when all steps were made and passed.
+        report["ok"] = all(step["ok"] for step in report["steps"].values()) and len(report["steps"]) == len(steps)
+        arguments.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"written: {arguments.output}")
     return 0 if report["ok"] else 1
 
