@@ -75,7 +75,7 @@ struct Division {
   static constexpr std::uint32_t count = 1u << 24;
   MONOMOE_HD std::uint32_t operator()(std::uint32_t i) const {
     const float g = bits_float(((127u - 64u) << 23) + mix(i) % (128u << 23) + (i & 1u) * 0x80000000u);
-    const float near = bits_float((mix(i + 0x9E3779B9u) & 0x007FFFFFu) | (127u << 23)) * -90.0f + 45.0f;  // -135 .. -45
+    const float near = add_rn(mul_rn(bits_float((mix(i + 0x9E3779B9u) & 0x007FFFFFu) | (127u << 23)), -90.0f), 45.0f);  // -135 .. -45
     const float any = bits_float((127u << 23) + mix(i ^ 0x5bd1e995u) % (64u << 23));
     const float medium = bits_float(((127u - 50u) << 23) + mix(i) % (114u << 23));
     return quotient(g, add_rn(1.0f, exp_contract(-g))) ^ mix(quotient(near, add_rn(1.0f, exp_contract(-near)))) ^ mix(quotient(medium, any) + 1u);

@@ -31,6 +31,7 @@ struct DeviceState {
   uint64_t next_task;
   uint64_t dispatch_done;
   uint64_t counted, placed;  // routes tasks that have counted, placed
+  uint64_t routes_planned;   // epoch << 8 | number of routes tasks that have work
   uint64_t routes_counted;   // epoch
   uint64_t routes_ready;     // epoch
   uint64_t arranges;      // whether any block of this call has its rows arranged; valid with routes_ready

@@ -229,6 +229,30 @@ __device__ __forceinline__ bool is_last(uint64_t* counter, int tasks, uint32_t* 
   return *shared != 0;
 }
 
+// How many tasks share the routes of this call; 0: the rank gave up. Task 0 looks at the sources' flags and tells the others, which must not look: a
+// task without work may run late, when a source has been told that its rows are drained and has begun its next call. All math threads.
+__device__ __forceinline__ int plan_routes(const Params& params, int64_t index, uint64_t epoch, uint32_t* shared, int math_thread) {
+  const int lane = math_thread % 32;
+  math_barrier();  // the memory of an earlier routes task is free
+  if (math_thread < 32) {
+    uint32_t tasks = 0;
+    if (index == 0) {
+      if (await_arrived(params, epoch, lane)) tasks = static_cast<uint32_t>(route_sequence(params).tasks);
+      if (tasks != 0 && lane == 0) ptx::store_release_gpu(&params.state->routes_planned, epoch << 8 | tasks);
+    } else if (lane == 0) {
+      const uint64_t* planned = &params.state->routes_planned;
+      const bool told = await_at_least(
+          params, [&] { return ptx::load_acquire_gpu(planned); }, epoch << 8, TaskKind::kRoutes, WaitFlag::kRoutesReady,
+          static_cast<uint64_t>(params.self), 0);
+      if (told) tasks = static_cast<uint32_t>(ptx::load_acquire_gpu(planned) & 0xFF);
+    }
+    if (lane == 0) *shared = tasks;
+  }
+  math_barrier();
+  return static_cast<int>(*shared);
+}
+static_assert(kRouteTasks < 256, "the number of tasks has eight bits beside the epoch");
+
 // Tasks [0, kRouteTasks) count, and the last to finish makes the counts places; tasks from kRouteTasks on place the routes. A small call is all
 // done by task 0.
 template <class C>
@@ -239,26 +263,24 @@ __device__ __forceinline__ void routes_task(const Params& params, SharedStorage<
   const int task = static_cast<int>(places ? index - kRouteTasks : index);
   auto* counts = reinterpret_cast<uint32_t*>(smem.tokens);
   uint32_t* totals = counts + kMathWarps * params.num_slots;
-  uint32_t* last = totals + params.num_slots;
-  math_barrier();  // the memory of an earlier routes task is free
-  const bool all_here = await_arrived(params, epoch, lane);
+  uint32_t* shared = totals + params.num_slots;
+  const int tasks = plan_routes(params, index, epoch, shared, math_thread);
+  if (task >= tasks || (places && tasks == 1)) return;
   RouteSequence routes = route_sequence(params);
-  if (!all_here) routes.total = 0;
-  if (task >= routes.tasks || (places && routes.tasks == 1)) return;
   if (!places) {
     count_routes(params, counts, routes, task, math_thread);
-    if (routes.tasks == 1) {
+    if (tasks == 1) {
       math_barrier();
       scan_own_counts(params, counts, totals, math_thread);
     } else {
-      if (!is_last(&params.state->counted, routes.tasks, last, math_thread)) return;
-      scan_counts(params, totals, routes.tasks * kMathWarps, warp, lane);
+      if (!is_last(&params.state->counted, tasks, shared, math_thread)) return;
+      scan_counts(params, totals, tasks * kMathWarps, warp, lane);
     }
     math_barrier();
     if (warp == 0) place_experts(params, totals, lane);
     math_barrier();
-    if (routes.tasks > 1) {
-      if (math_thread == 0 && all_here) {
+    if (tasks > 1) {
+      if (math_thread == 0) {
         __threadfence();
         ptx::store_release_gpu(&params.state->routes_counted, epoch);
       }
@@ -272,12 +294,12 @@ __device__ __forceinline__ void routes_task(const Params& params, SharedStorage<
   }
   place_routes(params, counts, places ? nullptr : totals, routes, task, math_thread);
   ptx::fence_proxy_async_smem();  // bulk copies write here next
-  if (routes.tasks > 1) {
-    if (!is_last(&params.state->placed, routes.tasks, last, math_thread)) return;
+  if (tasks > 1) {
+    if (!is_last(&params.state->placed, tasks, shared, math_thread)) return;
   } else {
     math_barrier();
   }
-  if (math_thread == 0 && all_here) publish_routes(params, epoch);
+  if (math_thread == 0) publish_routes(params, epoch);
 }
 
 }  // namespace monomoe::cuda
