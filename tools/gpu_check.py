@@ -113,9 +113,11 @@ def machine() -> dict:
 
 
 def commit() -> dict:
+    if given := os.environ.get("MONOMOE_COMMIT"):  # of programs that were built elsewhere
+        return {"commit": given, "changed": None}
     code, output, _ = run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], 10)
     if code != 0:
-        return {"commit": os.environ.get("MONOMOE_COMMIT", "unknown"), "changed": None}
+        return {"commit": "unknown", "changed": None}
     _, changed, _ = run(["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"], 10)
     return {"commit": output.strip(), "changed": bool(changed.strip())}
 
