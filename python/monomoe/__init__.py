@@ -16,6 +16,7 @@ import json as _json
 from typing import Any as _Any
 
 from monomoe import _abi
+from monomoe._arguments import int64 as _int64
 from monomoe._library import library as _abi_library
 from monomoe._library import text as _text
 from monomoe.calls import Tokens, forward, forward_ranks
@@ -29,7 +30,8 @@ __version__: str = _abi_library.monomoe_version().decode()
 
 def plan(format: FormatName, *, hidden: int, intermediate: int, experts: int, topk: int, ranks: int = 1, capacity: int = 1) -> dict[str, _Any]:
     """Is a problem legal ("legal", "rule"), and how much memory does each rank need ("bytes_per_rank")."""
-    problem = _abi.Problem(_c.sizeof(_abi.Problem), _choice("format", format, _FORMATS), hidden, intermediate, experts, topk, ranks, capacity)
+    sizes = {"hidden": hidden, "intermediate": intermediate, "experts": experts, "topk": topk, "ranks": ranks, "capacity": capacity}
+    problem = _abi.Problem(_c.sizeof(_abi.Problem), _choice("format", format, _FORMATS), **{name: _int64(name, size) for name, size in sizes.items()})
     return _json.loads(_text(_abi_library.monomoe_plan, _c.byref(problem)))
 
 

@@ -47,13 +47,14 @@ _is_valid.restype, _is_valid.argtypes = c.c_int, [c.py_object, c.c_char_p]
 
 def _capsule(tensor: Any, stream: int | None) -> Any:
     arguments: dict[str, Any] = {}
-    device_type = tensor.__dlpack_device__()[0] if hasattr(tensor, "__dlpack_device__") else _CPU
-    if int(device_type) in (_CUDA, _CUDA_MANAGED):
-        arguments["stream"] = stream if stream else 1  # 1 is the legacy default stream
     try:
-        return tensor.__dlpack__(max_version=(1, 1), **arguments)
-    except TypeError:  # a producer from before DLPack 1.0
-        return tensor.__dlpack__(**arguments)
+        device_type = tensor.__dlpack_device__()[0] if hasattr(tensor, "__dlpack_device__") else _CPU
+        if int(device_type) in (_CUDA, _CUDA_MANAGED):
+            arguments["stream"] = stream if stream else 1  # 1 is the legacy default stream
+        try:
+            return tensor.__dlpack__(max_version=(1, 1), **arguments)
+        except TypeError:  # a producer from before DLPack 1.0
+            return tensor.__dlpack__(**arguments)
     except Exception as error:
         raise NotReadable(f"its __dlpack__ refused: {error}") from error
 

@@ -8,6 +8,7 @@ import sys
 from typing import Any, Literal, NamedTuple, Sequence, Union
 
 from monomoe import _abi, tensors
+from monomoe._arguments import UINT64, instance, integer, items
 from monomoe._library import check, library
 from monomoe.errors import UsageError
 from monomoe.layer import Weights, Workspace
@@ -115,6 +116,10 @@ class _Call:
     """One rank's tokens, checked, as the ABI's struct; keeps every tensor of the call alive."""
 
     def __init__(self, tokens: Tokens, workspace: Workspace, stream: Stream):
+        if stream is not None and not isinstance(stream, str):
+            stream = integer("stream", stream, UINT64)
+        elif stream not in (None, "current"):
+            raise UsageError(f"stream is {stream!r}, wanted 'current', a cudaStream_t as a number, or None")
         self.is_jax = _is_jax(tokens.x)
         if self.is_jax:
             _wait_for(tokens)
@@ -175,20 +180,22 @@ def forward(weights: Weights, workspace: Workspace, x: Any, topk_ids: Any, topk_
     """One rank's part of a call (see Tokens for shapes); returns out.
 
     Collective: every rank of the context or world calls it, from its own thread if the call blocks. rank: None = the context's own in a world,
-    else 0. stream: "current" enqueues on the framework's current stream where all tensors are GPU memory, and blocks otherwise; a number is a
+    or its only one. stream: "current" enqueues on the framework's current stream where all tensors are GPU memory, and blocks otherwise; a number is a
     cudaStream_t; None blocks. On a stream the call neither waits nor allocates, so it may be captured in a CUDA graph, and failures of the launch
     are told by Workspace.check and by the next call. A call that blocks finishes torch's and CuPy's work on their current stream first.
     """
+    instance("weights", weights, Weights)
+    rank = instance("workspace", workspace, Workspace).context.rank_of_call(rank)
     call = _Call(Tokens(x, topk_ids, topk_weights, x_scales, out), workspace, stream)
-    if rank is None:
-        rank = workspace.context.world.rank if workspace.context.world else 0
     check(library.monomoe_forward_rank(weights._handle.pointer, workspace._handle.pointer, rank, c.byref(call.struct), call.stream, None))
     return call.result(out)
 
 
 def forward_ranks(weights: Weights, workspace: Workspace, ranks: Sequence[Tokens]) -> list[Any]:
     """All ranks of the context in one blocking call; ranks[r] is rank r's. Returns their outputs."""
-    if len(ranks) != workspace.context.num_ranks:
+    instance("weights", weights, Weights)
+    ranks = [instance("ranks", tokens, Tokens) for tokens in items("ranks", ranks, "Tokens")]
+    if len(ranks) != instance("workspace", workspace, Workspace).context.num_ranks:
         raise UsageError(f"ranks holds the tokens of {len(ranks)} ranks, the context has {workspace.context.num_ranks}; give one each")
     calls = [_Call(tokens, workspace, None) for tokens in ranks]
     structs = (_abi.Tokens * len(calls))(*(call.struct for call in calls))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monomoe import _abi, tensors
+from monomoe._arguments import instance, int32, number, path
 from monomoe._library import Handle, check, library, text
 from monomoe.errors import UsageError
 from monomoe.layer import Context, PlacementLike, Weights, placement_struct
@@ -40,30 +41,33 @@ class Checkpoint:
     """A directory of safetensors shards with config.json, mapped while this object lives."""
 
     def __init__(self, directory: str | os.PathLike[str]):
+        name = path("directory", directory)
         self.directory = os.fspath(directory)
-        self._handle = Handle(library.monomoe_checkpoint_close, library.monomoe_checkpoint_open, os.fsencode(self.directory))
+        self._handle = Handle(library.monomoe_checkpoint_close, library.monomoe_checkpoint_open, name)
 
     def layer_info(self, layer: int) -> LayerInfo:
         raw = _abi.LayerInfo(c.sizeof(_abi.LayerInfo))
-        check(library.monomoe_checkpoint_layer_info(self._handle.pointer, layer, c.byref(raw)))
+        check(library.monomoe_checkpoint_layer_info(self._handle.pointer, int32("layer", layer), c.byref(raw)))
         return LayerInfo(_abi.Format(raw.format).name.lower(), raw.hidden, raw.intermediate, raw.num_experts, _known(raw.topk),
                          raw.has_router == 1, raw.needs_token_ids == 1, raw.has_shared_expert == 1, _known(raw.swiglu_limit) or None,
                          _known(raw.routed_scaling_factor), raw.shared_intermediate)
 
     def weights(self, context: Context, layer: int, *, placement: PlacementLike | None = None, swiglu_limit: float | None = None) -> Weights:
         """The layer's routed experts, packed. swiglu_limit: None = config.json's (none if it has none); 0 = no clamp."""
-        info = self.layer_info(layer)
+        context, info = instance("context", context, Context), self.layer_info(layer)
         where, alive = placement_struct(placement)
         handle = Handle(library.monomoe_weights_destroy, library.monomoe_checkpoint_weights, context._handle.pointer, self._handle.pointer,
-                        layer, where, -1.0 if swiglu_limit is None else swiglu_limit, parents=(context._handle,))
+                        int32("layer", layer), where, -1.0 if swiglu_limit is None else number("swiglu_limit", swiglu_limit),
+                        parents=(context._handle,))
         del alive
         return Weights._of_handle(context, handle, info.num_experts, info.hidden, info.intermediate)
 
     def shared_weights(self, context: Context, layer: int, *, swiglu_limit: float | None = None) -> Weights:
         """The layer's shared expert(s), packed as one expert."""
-        info = self.layer_info(layer)
+        context, info = instance("context", context, Context), self.layer_info(layer)
         handle = Handle(library.monomoe_weights_destroy, library.monomoe_checkpoint_shared_weights, context._handle.pointer,
-                        self._handle.pointer, layer, -1.0 if swiglu_limit is None else swiglu_limit, parents=(context._handle,))
+                        self._handle.pointer, int32("layer", layer), -1.0 if swiglu_limit is None else number("swiglu_limit", swiglu_limit),
+                        parents=(context._handle,))
         return Weights._of_handle(context, handle, 1, info.hidden, info.shared_intermediate)
 
     def route(self, layer: int, x: Any, token_ids: Any = None) -> tuple[Any, Any]:
@@ -84,7 +88,7 @@ class Checkpoint:
             raise UsageError(f"{self.directory}: config.json does not say how many experts a token has; route the tokens yourself")
         ids, weights = _routing_like(x, (found.shape[0], info.topk))
         ids_view, weights_view = tensors.view("topk_ids", ids), tensors.view("topk_weights", weights)
-        check(library.monomoe_checkpoint_route(self._handle.pointer, layer, found.pointer, found.shape[0],
+        check(library.monomoe_checkpoint_route(self._handle.pointer, int32("layer", layer), found.pointer, found.shape[0],
                                                ids_in.pointer if ids_in else None, ids_view.pointer, weights_view.pointer))
         return ids, weights
 
@@ -99,9 +103,9 @@ def _routing_like(x: Any, shape: tuple[int, int]) -> tuple[Any, Any]:
 
 def inspect(directory: str | os.PathLike[str], layer: int = -1) -> dict[str, Any]:
     """Layers, formats, router, and what converting each matrix costs. layer -1 = all."""
-    return json.loads(text(library.monomoe_checkpoint_inspect, os.fsencode(directory), layer))
+    return json.loads(text(library.monomoe_checkpoint_inspect, path("directory", directory), int32("layer", layer)))
 
 
 def verify(directory: str | os.PathLike[str], layer: int = -1) -> dict[str, Any]:
     """{"ok", "problems", "notes"}: every problem of the files is listed. Problems are a report, not an error. layer -1 = all."""
-    return json.loads(text(library.monomoe_checkpoint_verify, os.fsencode(directory), layer))
+    return json.loads(text(library.monomoe_checkpoint_verify, path("directory", directory), int32("layer", layer)))

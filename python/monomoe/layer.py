@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Iterable, Literal, NamedTuple, Protocol, Sequence, Union
 
 from monomoe import _abi, tensors
+from monomoe._arguments import INT32, UINT32, UINT64, instance, int32, int64, integer, items, kind_of, number
 from monomoe._library import Handle, check, library
 from monomoe.errors import UsageError
 
@@ -18,7 +19,8 @@ _BACKENDS = {"auto": _abi.Backend.AUTO, "cpu": _abi.Backend.CPU, "cuda": _abi.Ba
 _FORMATS = {"fp8": _abi.Format.FP8, "nvfp4": _abi.Format.NVFP4, "mxfp4": _abi.Format.MXFP4}
 _CODES = {"fp8": ("float8_e4m3fn", "uint8"), "nvfp4": ("uint8", "int8", "float4_e2m1fn_x2"), "mxfp4": ("uint8", "int8", "float4_e2m1fn_x2")}
 _SCALES = {
-    "fp8": {"float32": _abi.ScaleType.F32, "bfloat16": _abi.ScaleType.BF16, "float8_e8m0fnu": _abi.ScaleType.E8M0},
+    "fp8": {"float32": _abi.ScaleType.F32, "bfloat16": _abi.ScaleType.BF16, "float8_e8m0fnu": _abi.ScaleType.E8M0,
+            "uint8": _abi.ScaleType.E8M0},
     "nvfp4": {"float8_e4m3fn": _abi.ScaleType.E4M3, "uint8": _abi.ScaleType.E4M3},
     "mxfp4": {"float8_e8m0fnu": _abi.ScaleType.E8M0, "uint8": _abi.ScaleType.E8M0},
 }
@@ -26,7 +28,7 @@ _SCALES = {
 
 def choice(name: str, given: Any, choices: dict[str, Any]) -> Any:
     """choices[given], or a sentence that lists them."""
-    if given not in choices:
+    if not isinstance(given, str) or given not in choices:
         raise UsageError(f"{name} is {given!r}, wanted one of {', '.join(map(repr, choices))}")
     return choices[given]
 
@@ -59,17 +61,28 @@ class Context:
 
     def __init__(self, backend: BackendName = "auto", *, ranks: int = 1, threads: int = 0, vector_bits: int = 0, timeout_ms: int = 0,
                  world: World | None = None):
-        options = _abi.ContextOptions(c.sizeof(_abi.ContextOptions), choice("backend", backend, _BACKENDS), ranks, threads, vector_bits,
-                                      timeout_ms)
+        options = _abi.ContextOptions(c.sizeof(_abi.ContextOptions), choice("backend", backend, _BACKENDS), int32("ranks", ranks),
+                                      int32("threads", threads), int32("vector_bits", vector_bits), integer("timeout_ms", timeout_ms, UINT32))
         if world is not None:
-            options.world_ranks, options.rank, options.ranks_per_gpu = world.size, world.rank, world.ranks_per_gpu
-            options.gpu = 0 if world.gpu is None else world.gpu + 1
+            instance("world", world, World)
+            options.world_ranks, options.rank = int32("world.size", world.size), int32("world.rank", world.rank)
+            options.ranks_per_gpu = int32("world.ranks_per_gpu", world.ranks_per_gpu)
+            options.gpu = 0 if world.gpu is None else integer("world.gpu", world.gpu, (0, INT32[1] - 1)) + 1
         self._handle = Handle(library.monomoe_context_destroy, library.monomoe_context_create, c.byref(options))
-        self.num_ranks, self.world = ranks, world
+        self.num_ranks, self.world = int(options.num_ranks), world
         why = c.c_char_p()
         taken = library.monomoe_context_backend(self._handle.pointer, c.byref(why))
         self.backend: str = _abi.Backend(taken).name.lower()
         self.why: str = (why.value or b"").decode()
+
+    def rank_of_call(self, rank: int | None) -> int:
+        """The rank that a call is for; None is legal where there is only one it can be."""
+        if rank is not None:
+            return int32("rank", rank)
+        if self.world is None and self.num_ranks > 1:
+            raise UsageError(f"rank is not given and the context has {self.num_ranks} ranks; give each rank's call its rank, from a thread of its own, "
+                             "or bring all ranks' tokens with forward_ranks")
+        return self.world.rank if self.world else 0
 
     def __repr__(self) -> str:
         return f"<monomoe.Context {self.backend}, {self.num_ranks} rank{'s' if self.num_ranks > 1 else ''}: {self.why}>"
@@ -117,6 +130,7 @@ class StackedExperts:
     w2_global: Any = None
 
 
+_MOST_EXPERTS = 1 << 16  # far more than the library takes, and little memory for their structs
 ExpertSource = Union[StackedExperts, Sequence[Expert]]
 
 
@@ -137,7 +151,7 @@ def _scale_type(name: str, format_name: str, dtype: str) -> int:
 
 
 def _matrix_struct(name: str, matrix: Matrix, alive: list[Any]) -> _abi.Matrix:
-    format_number = choice(f"{name}.format", matrix.format, _FORMATS)
+    format_number = choice(f"{name}.format", instance(name, matrix, Matrix).format, _FORMATS)
     codes, scales = tensors.host_view(f"{name}.codes", matrix.codes), tensors.host_view(f"{name}.scales", matrix.scales)
     if len(codes.shape) != 2:
         raise UsageError(f"{name}.codes has shape {codes.shape}, wanted [rows, cols]; give one matrix")
@@ -146,7 +160,7 @@ def _matrix_struct(name: str, matrix: Matrix, alive: list[Any]) -> _abi.Matrix:
     tensors.require(scales, f"{name}.scales", (scales.dtype,), _scale_shape(matrix.format, rows, cols))
     alive += [codes, scales]
     return _abi.Matrix(format_number, _scale_type(f"{name}.scales", matrix.format, scales.dtype), rows, cols, codes.pointer, scales.pointer,
-                       matrix.global_scale)
+                       number(f"{name}.global_scale", matrix.global_scale))
 
 
 def _scale_shape(format_name: str, rows: int, cols: int) -> tuple[int, int]:
@@ -156,7 +170,10 @@ def _scale_shape(format_name: str, rows: int, cols: int) -> tuple[int, int]:
 
 
 def _expert_struct(name: str, expert: Expert, alive: list[Any]) -> _abi.Expert:
-    return _abi.Expert(*(_matrix_struct(f"{name} {part}", matrix, alive) for part, matrix in zip(("gate", "up", "down"), expert)))
+    parts = items(name, expert, "gate, up and down")
+    if len(parts) != 3:
+        raise UsageError(f"{name} has {len(parts)} matrices, wanted gate, up and down")
+    return _abi.Expert(*(_matrix_struct(f"{name} {part}", matrix, alive) for part, matrix in zip(("gate", "up", "down"), parts)))
 
 
 def _floats(name: str, tensor: Any, count: int, widths: Sequence[int]) -> list[list[float]]:
@@ -206,6 +223,7 @@ def _pack_stacked(source: StackedExperts) -> _Packed:
 
 
 def _pack_list(experts: Sequence[Expert]) -> _Packed:
+    experts = items("experts", experts, "Expert, or a StackedExperts")
     if not experts:
         raise UsageError("experts is empty, wanted at least one")
     alive: list[Any] = []
@@ -216,7 +234,7 @@ def _pack_list(experts: Sequence[Expert]) -> _Packed:
 def _spread(packed: _Packed, num_experts: int | None, ids: Sequence[int] | None, context: Context) -> _Packed:
     """The experts at their numbers among all of the layer; those of other ranks stay zero and are not read."""
     given = len(packed.experts)
-    total = given if num_experts is None else num_experts
+    total = given if num_experts is None else integer("num_experts", num_experts, (given, _MOST_EXPERTS))
     if total == given and ids is None:
         return packed
     if ids is None:
@@ -224,8 +242,9 @@ def _spread(packed: _Packed, num_experts: int | None, ids: Sequence[int] | None,
         if given * size != total:
             raise UsageError(f"{given} experts are given of {total} on {size} ranks, wanted an equal share on each; give their ids")
         ids = range(rank * given, (rank + 1) * given)
+    ids = [int32("ids", e) for e in items("ids", ids, "expert numbers")]
     if len(ids) != given or any(not 0 <= e < total for e in ids) or len(set(ids)) != given:
-        raise UsageError(f"ids are {list(ids)}, wanted {given} different numbers below {total}, one for each expert given")
+        raise UsageError(f"ids are {ids}, wanted {given} different numbers below {total}, one for each expert given")
     structs = (_abi.Expert * total)()
     for place, expert in zip(ids, packed.experts):
         structs[place] = expert
@@ -236,9 +255,10 @@ def placement_struct(entries: PlacementLike | None) -> tuple[Any, list[Any]]:
     """The ABI's placement (a pointer or None) of (expert, rank, slot) triples, and what keeps it alive."""
     if entries is None:
         return None, []
-    columns = list(zip(*entries))
-    if len(columns) != 3:
+    triples = [items("placement", entry, "(expert, rank, slot) triples") for entry in items("placement", entries, "(expert, rank, slot) triples")]
+    if not triples or any(len(triple) != 3 for triple in triples):
         raise UsageError("placement holds no (expert, rank, slot) triples; give one for each copy of an expert, or None for the even placement")
+    columns = [[int32(f"placement: {name}", entry) for entry in column] for name, column in zip(("expert", "rank", "slot"), zip(*triples))]
     arrays = [(c.c_int32 * len(column))(*column) for column in columns]
     struct = _abi.Placement(len(columns[0]), *arrays)
     return c.byref(struct), [struct, *arrays]
@@ -255,11 +275,13 @@ class Weights:
 
     def __init__(self, context: Context, experts: ExpertSource, *, swiglu_limit: float | None = None, placement: PlacementLike | None = None,
                  num_experts: int | None = None, ids: Sequence[int] | None = None, tag: int = 0):
+        instance("context", context, Context)
+        limit, tag = number("swiglu_limit", 0.0 if swiglu_limit is None else swiglu_limit), integer("tag", tag, UINT64)
         packed = _pack_stacked(experts) if isinstance(experts, StackedExperts) else _pack_list(experts)
         packed = _spread(packed, num_experts, ids, context)
         where, alive = placement_struct(placement)
         layer = _abi.Layer(c.sizeof(_abi.Layer), len(packed.experts), packed.hidden, packed.intermediate, packed.experts,
-                           c.cast(where, c.POINTER(_abi.Placement)) if where is not None else None, swiglu_limit or 0.0, tag)
+                           c.cast(where, c.POINTER(_abi.Placement)) if where is not None else None, limit, tag)
         handle = Handle(library.monomoe_weights_destroy, library.monomoe_weights_create, context._handle.pointer, c.byref(layer),
                         parents=(context._handle,))
         del alive, packed.alive[:]
@@ -279,6 +301,7 @@ class Weights:
     def update_expert(self, index: int, expert: Expert) -> None:
         """Replaces one expert in all its copies. Not while a forward uses the weights. If it is refused the old expert stays."""
         alive: list[Any] = []
+        index = int32("index", index)
         struct = _expert_struct(f"expert {index}", expert, alive)
         check(library.monomoe_weights_replace_expert(self._handle.pointer, index, c.byref(struct)))
 
@@ -291,7 +314,7 @@ class Workspace:
     """
 
     def __init__(self, layers: Weights | Sequence[Weights], *, topk: int, capacity: int):
-        users = [layers] if isinstance(layers, Weights) else list(layers)
+        users = [layers] if isinstance(layers, Weights) else [instance("layers", user, Weights) for user in items("layers", layers, "Weights")]
         if not users:
             raise UsageError("layers is empty, wanted the weights that will use the workspace")
         context = users[0].context
@@ -307,16 +330,23 @@ class Workspace:
         return workspace
 
     def _make(self, context: Context, topk: int, capacity: int, hidden: int, max_intermediate: int, max_experts: int) -> None:
-        options = _abi.WorkspaceOptions(c.sizeof(_abi.WorkspaceOptions), topk, hidden, max_intermediate, max_experts, capacity)
+        instance("context", context, Context)
+        options = _abi.WorkspaceOptions(c.sizeof(_abi.WorkspaceOptions), int32("topk", topk), int64("hidden", hidden),
+                                        int64("max_intermediate", max_intermediate), int32("max_experts", max_experts), int64("capacity", capacity))
         self._memory: Any = None
         if context.world is not None:
+            if not hasattr(context.world.memory, "allocate"):
+                raise UsageError(f"world.memory is a {kind_of(context.world.memory)}, wanted an object with allocate(num_bytes)")
             size = c.c_int64()
             check(library.monomoe_symmetric_bytes(context._handle.pointer, c.byref(options), c.byref(size)))
             addresses, self._memory = context.world.memory.allocate(size.value)
-            options.peers = (c.c_void_p * context.world.size)(*addresses)
+            peers = [integer("address of memory.allocate", address, UINT64) for address in items("memory.allocate", addresses, "addresses")]
+            if len(peers) != context.world.size:
+                raise UsageError(f"memory.allocate gave {len(peers)} addresses for {context.world.size} ranks, wanted one each")
+            options.peers = (c.c_void_p * len(peers))(*peers)
         self._handle = Handle(library.monomoe_workspace_destroy, library.monomoe_workspace_create, context._handle.pointer, c.byref(options),
                               parents=(context._handle, self._memory))
-        self.context, self.topk, self.hidden, self.capacity = context, topk, hidden, capacity
+        self.context, self.topk, self.hidden, self.capacity = context, int(options.topk), int(options.hidden), int(options.capacity)
 
     def check(self) -> None:
         """Raises PoisonedError with the cause if an earlier call, also one on a stream, left the workspace useless. Does not wait."""

@@ -67,10 +67,17 @@ def _of_torch(name: str, tensor: Any) -> View:
 _numpy_names: dict[Any, str] = {}  # dtype.name is computed each time it is asked for
 
 
+def _require_byte_order(name: str, order: str) -> None:
+    """order: of a dtype or an array interface's typestr."""
+    if order == (">" if sys.byteorder == "little" else "<"):
+        raise _refuse(name, "has the byte order of another machine", f"{sys.byteorder}-endian numbers", "convert it, e.g. astype(dtype.newbyteorder('='))")
+
+
 def _of_numpy(name: str, array: Any) -> View:
     interface = array.__array_interface__  # ml_dtypes have no buffer or DLPack type there, but a pointer
     dtype = _numpy_names.get(array.dtype)
     if dtype is None:
+        _require_byte_order(name, array.dtype.byteorder)
         dtype = _numpy_names[array.dtype] = array.dtype.name
     if dtype == "float4_e2m1fn":
         raise _refuse(name, "is float4_e2m1fn, which holds one code a byte", "two codes a byte",
@@ -82,6 +89,7 @@ def _of_numpy(name: str, array: Any) -> View:
 
 def _of_cuda_interface(name: str, array: Any) -> View:
     interface = array.__cuda_array_interface__
+    _require_byte_order(name, interface["typestr"][0])
     shape = tuple(interface["shape"])
     dtype = getattr(getattr(array, "dtype", None), "name", None) or _dlpack.NUMPY_NAMES.get(interface["typestr"], interface["typestr"])
     strides = interface.get("strides")

@@ -3,12 +3,14 @@
 import copy
 import gc
 import subprocess
+import time
 
 import ml_dtypes
 import monomoe
 import numpy as np
 import pytest
-from layers import BF16, E4M3, calc_diff, read_bytes, reference, stacked, tokens, write_file
+from layers import BF16, E4M3, E8M0, calc_diff, read_bytes, reference, stacked, tokens, write_file
+from monomoe.layer import World
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +183,142 @@ def test_refusals_name_what_is_wrong(layer, number):
         call()
 
 
+def foreign(array):
+    """The same numbers in the other byte order."""
+    return array.astype(array.dtype.newbyteorder())
+
+
+def test_foreign_byte_order_is_refused(layer, context, examples):
+    weights, workspace, x, ids, w = layer
+    x_bits = x.view(np.uint16)
+    order = "has the byte order of another machine"
+    for name, call in {
+        "x": (foreign(x_bits), ids, w), "topk_ids": (x, foreign(ids), w), "topk_weights": (x, ids, foreign(w)),
+        "out": (x, ids, w, None, foreign(x_bits)), "x_scales": (x.view(np.uint8)[:, :256].copy(), ids, w, foreign(w[:, :2].copy()), x.copy()),
+    }.items():
+        with pytest.raises(monomoe.UsageError, match=f"^{name} {order}"):
+            monomoe.forward_ranks(weights, workspace, [monomoe.Tokens(*call)])
+    with pytest.raises(monomoe.UsageError, match=f"^x {order}"):  # bfloat16 itself: NumPy tells its order although it converts nothing
+        monomoe.forward(weights, workspace, x.view(BF16.newbyteorder()), ids, w)
+    checkpoint = monomoe.Checkpoint(examples / "tiny-moe-nvfp4")
+    with pytest.raises(monomoe.UsageError, match=f"^x {order}"):
+        checkpoint.route(0, foreign(x_bits))
+    with pytest.raises(monomoe.UsageError, match=f"^token_ids {order}"):
+        checkpoint.route(0, x, foreign(ids[:, 0].copy()))
+    arrays, _ = stacked(np.random.default_rng(8), "fp8", 2, 128, 128)
+    with pytest.raises(monomoe.UsageError, match=f"^w2_scale {order}"):
+        monomoe.Weights(context, monomoe.StackedExperts("fp8", *arrays[:3], foreign(arrays[3])))
+    arrays, _ = stacked(np.random.default_rng(8), "nvfp4", 2, 128, 128)
+    with pytest.raises(monomoe.UsageError, match=f"^w13_global {order}"):
+        monomoe.Weights(context, monomoe.StackedExperts("nvfp4", *arrays, foreign(np.ones(2, np.float32))))
+
+    class OfInterface:
+        __cuda_array_interface__ = {"shape": (9, 4), "typestr": ">i8", "data": (1, False), "version": 3}
+
+    with pytest.raises(monomoe.UsageError, match=f"^topk_ids {order}"):
+        monomoe.forward(weights, workspace, x, OfInterface(), w)
+
+
+@pytest.mark.parametrize("wrong, sentence", [
+    (1 << 64, "is 18446744073709551616, wanted"), (1 << 6000, "is an integer of 6001 bits, wanted"), (-1 << 63, "is -9223372036854775808, wanted"),
+    ("0", "is a builtins.str, wanted an integer"), (1.0, "is a builtins.float, wanted an integer"), (None, "is a builtins.NoneType"),
+    (True, "is a builtins.bool"), ([], "is a builtins.list"), (np.ones(3, int), "is a numpy.ndarray"),
+], ids=range(9))
+def test_integers_that_do_not_fit_are_refused(layer, examples, wrong, sentence):
+    weights, workspace, x, ids, w = layer
+    context, checkpoint = weights.context, monomoe.Checkpoint(examples / "tiny-moe-nvfp4")
+    arrays, _ = stacked(np.random.default_rng(8), "fp8", 2, 128, 128)
+    experts, one = monomoe.StackedExperts("fp8", *arrays), World(1, 0, None)
+    sizes = {"topk": 4, "capacity": 4, "hidden": 256, "max_intermediate": 128, "max_experts": 4}
+    plan = {"hidden": 256, "intermediate": 128, "experts": 4, "topk": 1, "ranks": 1, "capacity": 1}
+    calls = [(name, lambda name=name: monomoe.Context("cpu", **{name: wrong})) for name in ("ranks", "threads", "vector_bits", "timeout_ms")]
+    calls += [(f"world.{name}", lambda name=name: monomoe.Context("cpu", world=one._replace(**{name: wrong})))
+              for name in ("size", "rank", "gpu", "ranks_per_gpu") if name != "gpu" or wrong is not None]
+    calls += [("layer", lambda: checkpoint.layer_info(wrong)), ("layer", lambda: checkpoint.weights(context, wrong)),
+              ("layer", lambda: checkpoint.shared_weights(context, wrong)), ("layer", lambda: checkpoint.route(wrong, x)),
+              ("layer", lambda: monomoe.inspect(examples / "tiny-moe-nvfp4", wrong)), ("layer", lambda: monomoe.verify(examples / "tiny-moe-nvfp4", wrong)),
+              ("index", lambda: weights.update_expert(wrong, None)), ("ids", lambda: monomoe.Weights(context, experts, ids=[0, wrong])),
+              ("tag", lambda: monomoe.Weights(context, experts, tag=wrong))]
+    calls += [(f"placement: {name}", lambda entry=entry: monomoe.Weights(context, experts, placement=[(0, 0, 0), entry]))
+              for name, entry in {"expert": (wrong, 0, 1), "rank": (1, wrong, 1), "slot": (1, 0, wrong)}.items()]
+    if wrong is not None:
+        calls += [("rank", lambda: monomoe.forward(weights, workspace, x, ids, w, rank=wrong)),
+                  ("stream", lambda: monomoe.forward(weights, workspace, x, ids, w, stream=wrong)),
+                  ("num_experts", lambda: monomoe.Weights(context, experts, num_experts=wrong, ids=[0, 1]))]
+    huge = isinstance(wrong, int) and wrong == -1 << 63  # fits an int64, so the library has the words for it
+    calls += [(name, lambda name=name: monomoe.Workspace.sized(context, **sizes | {name: wrong})) for name in sizes
+              if not huge or name in ("topk", "max_experts")]
+    calls += [] if huge else [(name, lambda name=name: monomoe.plan("fp8", **plan | {name: wrong})) for name in plan]
+    for name, call in calls:
+        words = "wanted 'current'" if name == "stream" and isinstance(wrong, str) else sentence
+        with pytest.raises(monomoe.UsageError, match=f"^{name} .*{words}"):
+            call()
+
+
+def test_numbers_of_numpy_are_integers(layer):
+    weights, workspace, x, ids, w = layer
+    want = monomoe.forward(weights, workspace, x, ids, w).tobytes()
+    assert monomoe.forward(weights, workspace, x, ids, w, rank=np.uint8(0)).tobytes() == want
+    assert monomoe.Workspace(weights, topk=np.int64(4), capacity=np.array(3)).capacity == 3
+
+
+def test_wrong_types_are_usage_errors(layer, context, examples):
+    weights, workspace, x, ids, w = layer
+    arrays, _ = stacked(np.random.default_rng(8), "fp8", 1, 128, 128)
+    matrix = monomoe.Matrix("fp8", np.zeros((128, 128), np.uint8), np.ones((1, 1), np.float32))
+    stack = monomoe.StackedExperts("fp8", *arrays)
+    calls = {
+        "weights is a builtins.NoneType, wanted a Weights": lambda: monomoe.forward(None, workspace, x, ids, w),
+        "workspace is a monomoe.layer.Weights, wanted a Workspace": lambda: monomoe.forward(weights, weights, x, ids, w),
+        "x is a builtins.NoneType, wanted a tensor": lambda: monomoe.forward(weights, workspace, None, ids, w),
+        "x: its __dlpack__ refused": lambda: monomoe.forward(weights, workspace, np.ndarray, ids, w),
+        "ranks is a builtins.tuple, wanted a Tokens": lambda: monomoe.forward_ranks(weights, workspace, [(x, ids, w)]),
+        "ranks is a builtins.NoneType, wanted a sequence of Tokens": lambda: monomoe.forward_ranks(weights, workspace, None),
+        "stream is 'currant', wanted 'current'": lambda: monomoe.forward(weights, workspace, x, ids, w, stream="currant"),
+        "backend is \\[\\], wanted one of": lambda: monomoe.Context([]),
+        "world is a builtins.tuple, wanted a World": lambda: monomoe.Context(world=(1, 0, None)),
+        "format is \\[\\], wanted one of": lambda: monomoe.plan([], hidden=1, intermediate=1, experts=1, topk=1),
+        "format is {}, wanted one of": lambda: monomoe.Weights(context, monomoe.StackedExperts({}, *arrays)),
+        "context is a builtins.NoneType, wanted a Context": lambda: monomoe.Weights(None, stack),
+        "experts is a builtins.NoneType, wanted a sequence of Expert": lambda: monomoe.Weights(context, None),
+        "expert 0 is a builtins.NoneType, wanted a sequence of gate, up and down": lambda: monomoe.Weights(context, [None]),
+        "expert 0 has 2 matrices": lambda: monomoe.Weights(context, [(matrix, matrix)]),
+        "expert 0 up is a builtins.int, wanted a Matrix": lambda: monomoe.Weights(context, [(matrix, 1, matrix)]),
+        "expert 0 down.global_scale is a builtins.str, wanted a real number": lambda: monomoe.Weights(
+            context, [(matrix, matrix, monomoe.Matrix("fp8", matrix.codes, matrix.scales, "1"))]),
+        "swiglu_limit is a builtins.float, wanted a real number that fits": lambda: monomoe.Weights(context, stack, swiglu_limit=1e39),
+        "world.memory is a builtins.NoneType": lambda: monomoe.Workspace.sized(
+            monomoe.Context("cpu", world=World(1, 0, None)), topk=1, capacity=1, hidden=128, max_intermediate=128, max_experts=1),
+        "swiglu_limit is a builtins.list, wanted a real number": lambda: monomoe.Weights(context, stack, swiglu_limit=[]),
+        "ids is a builtins.int, wanted a sequence of expert numbers": lambda: monomoe.Weights(context, stack, ids=0),
+        "placement is a builtins.int, wanted a sequence": lambda: monomoe.Weights(context, stack, placement=[0]),
+        "placement holds no": lambda: monomoe.Weights(context, stack, placement=[(0, 0, 0), (0, 0)]),
+        "layers is a builtins.NoneType, wanted a sequence of Weights": lambda: monomoe.Workspace(None, topk=1, capacity=1),
+        "layers is a builtins.int, wanted a Weights": lambda: monomoe.Workspace([1], topk=1, capacity=1),
+        "directory is a builtins.NoneType, wanted a path": lambda: monomoe.Checkpoint(None),
+        "directory is a builtins.int, wanted a path": lambda: monomoe.verify(3),
+        "directory is .*, which holds a NUL character": lambda: monomoe.Checkpoint(f"{examples / 'tiny-moe-fp8'}\0/elsewhere"),
+        "^directory is b.*, which holds a NUL character": lambda: monomoe.inspect(b"a\0b"),
+    }
+    for sentence, call in calls.items():
+        with pytest.raises(monomoe.UsageError, match=sentence):
+            call()
+
+
+def test_e8m0_scales_of_fp8_as_bytes(context):
+    rng = np.random.default_rng(8)
+    (w13, _, w2, _), _ = stacked(rng, "fp8", 2, 128, 128)
+    s13, s2 = (rng.integers(114, 120, shape).astype(np.uint8) for shape in ((2, 2, 1), (2, 1, 1)))
+    x, ids, w = tokens(rng, 5, 128, 2, 1)
+
+    def run(*scales):
+        weights = monomoe.Weights(context, monomoe.StackedExperts("fp8", w13, scales[0], w2, scales[1]))
+        return monomoe.forward(weights, monomoe.Workspace(weights, topk=1, capacity=5), x, ids, w)
+
+    want = run(*(np.exp2(scale.astype(np.float32) - 127) for scale in (s13, s2)))
+    assert want.astype(np.float32).any() and run(s13, s2).tobytes() == want.tobytes() == run(s13.view(E8M0), s2.view(E8M0)).tobytes()
+
+
 def test_bad_weights_name_their_place(context):
     arrays, _ = stacked(np.random.default_rng(5), "fp8", 3, 128, 128)
     arrays[2].view(np.uint8)[1, 4, 7] = 0x7F
@@ -204,6 +342,11 @@ def test_a_rank_that_never_comes_times_out():
     weights = monomoe.Weights(context, monomoe.StackedExperts("fp8", *arrays))
     workspace = monomoe.Workspace(weights, topk=1, capacity=4)
     x, ids, w = tokens(np.random.default_rng(6), 2, 128, 2, 1)
+    start = time.monotonic()
+    with pytest.raises(monomoe.UsageError, match="rank is not given and the context has 2 ranks"):
+        monomoe.forward(weights, workspace, x, ids, w)
+    assert time.monotonic() - start < 0.1
+    workspace.check()  # nothing was begun
     with pytest.raises(monomoe.RankTimeoutError):
         monomoe.forward(weights, workspace, x, ids, w, rank=0)
     with pytest.raises(monomoe.PoisonedError):

@@ -152,6 +152,33 @@ def test_refusals(layer, call):
         copy.deepcopy(layer)
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_wrong_types_are_usage_errors(layer, call, examples, gradients):
+    x, ids, weights, want = call
+    MoELayer = monomoe.torch.MoELayer
+    two = monomoe.Context("cpu", ranks=2)
+    packed = monomoe.Checkpoint(examples / "tiny-moe-nvfp4").weights(two, 0)
+    calls = {
+        "x is a builtins.NoneType, wanted a tensor": lambda: layer(None, ids, weights),
+        "topk_ids is a builtins.list, wanted a tensor": lambda: layer(x, ids.tolist(), weights),
+        "topk_weights is a builtins.NoneType, wanted a tensor": lambda: layer(x, ids, None),
+        "out is a builtins.int, wanted a tensor": lambda: layer(x, ids, weights, out=3),
+        "weights is a builtins.NoneType, wanted a Weights": lambda: MoELayer(None, topk=4, max_tokens=1),
+        "workspace is a builtins.int, wanted a Workspace": lambda: MoELayer(layer.weights, workspace=1),
+        "max_tokens is a builtins.str, wanted an integer": lambda: MoELayer(layer.weights, topk=4, max_tokens="1"),
+        "rank is 4294967296, wanted": lambda: MoELayer(layer.weights, workspace=layer.workspace, rank=1 << 32),
+        "rank is not given and the context has 2 ranks": lambda: MoELayer(packed, topk=4, max_tokens=1),
+        "layer is a builtins.str, wanted an integer": lambda: MoELayer.from_checkpoint(examples / "tiny-moe-nvfp4", "0", max_tokens=1),
+        "directory is a builtins.NoneType, wanted a path": lambda: MoELayer.from_checkpoint(None, 0, max_tokens=1),
+        r"backend is \[\], wanted one of": lambda: monomoe.torch.default_context([]),
+    }
+    with torch.set_grad_enabled(gradients):
+        for sentence, wrong in calls.items():
+            with pytest.raises(monomoe.UsageError, match=sentence):
+                wrong()
+        assert layer(x.view(torch.uint16).numpy(), ids, weights).tobytes() == want  # other frameworks' tensors are read as in monomoe.forward
+
+
 def test_a_layer_that_is_gone(examples, call):
     x, ids, weights, _ = call
     layer = monomoe.torch.MoELayer.from_checkpoint(examples / "tiny-moe-nvfp4", 2, max_tokens=9, context=monomoe.Context("cpu"))

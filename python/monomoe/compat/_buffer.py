@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from monomoe._arguments import int32, int64
 from monomoe.errors import UsageError
 from monomoe.layer import Context, Workspace
 from monomoe.torch import distributed
@@ -40,6 +41,7 @@ class StagingBuffer:
     """
 
     def __init__(self, group: Any, num_experts: int, num_max_tokens_per_rank: int, num_topk: int, hidden: int, intermediate_hidden: int):
+        num_experts, num_max_tokens_per_rank = int32("num_experts", num_experts), int64("num_max_tokens_per_rank", num_max_tokens_per_rank)
         context = context_of(group)
         self.num_ranks, self.rank = (context.world.size, context.world.rank) if context.world else (1, 0)
         if num_experts % self.num_ranks != 0:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from monomoe import doctor
 from monomoe.errors import UnavailableError, UsageError
-from monomoe.layer import BackendName, Context, SymmetricMemory, World
+from monomoe.layer import BackendName, Context, SymmetricMemory, World, _BACKENDS, choice
 
 
 _ALIGNMENT = 1024  # of symmetric memory
@@ -38,6 +38,7 @@ def join(group: Any = None, *, backend: BackendName = "auto", memory: SymmetricM
     """
     if not dist.is_initialized():
         raise UsageError("torch.distributed is not initialised; call torch.distributed.init_process_group first")
+    choice("backend", backend, _BACKENDS)
     group = dist.group.WORLD if group is None else group
     taken = _agree(group, _best() if backend == "auto" else backend)
     if memory is None:

@@ -13,11 +13,12 @@ from typing import Any, Sequence
 import torch
 
 from monomoe import _abi
+from monomoe._arguments import instance, int32, int64
 from monomoe._library import fail, library
 from monomoe.calls import forward as generic_forward
 from monomoe.checkpoint import Checkpoint
 from monomoe.errors import UsageError
-from monomoe.layer import BackendName, Context, Expert, FormatName, PlacementLike, StackedExperts, Weights, Workspace, World
+from monomoe.layer import BackendName, Context, Expert, FormatName, PlacementLike, StackedExperts, Weights, Workspace, World, _BACKENDS, choice
 
 _keys = itertools.count(1)
 _layers: "weakref.WeakValueDictionary[int, MoELayer]" = weakref.WeakValueDictionary()
@@ -57,6 +58,7 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)
 
 def default_context(backend: BackendName = "auto") -> Context:
     """The process's context of one rank, on torch's current GPU where it has one, shared by all layers that are given none."""
+    choice("backend", backend, _BACKENDS)
     gpu = torch.cuda.current_device() if backend != "cpu" and torch.cuda.is_available() else 0
     return _default_context(backend, gpu)
 
@@ -85,13 +87,14 @@ class MoELayer(torch.nn.Module):
 
     def __init__(self, weights: Weights, *, topk: int = 0, max_tokens: int = 0, workspace: Workspace | None = None, rank: int | None = None):
         super().__init__()
+        instance("weights", weights, Weights)
+        topk, max_tokens = int32("topk", topk), int64("max_tokens", max_tokens)
         if workspace is None:
             workspace = Workspace(weights, topk=topk, capacity=max_tokens)
-        elif topk not in (0, workspace.topk) or max_tokens > workspace.capacity:
+        elif topk not in (0, instance("workspace", workspace, Workspace).topk) or max_tokens > workspace.capacity:
             raise UsageError(f"topk {topk} and max_tokens {max_tokens} do not fit the workspace of topk {workspace.topk} and capacity "
                              f"{workspace.capacity}; leave them away or give another workspace")
-        world = weights.context.world
-        self.weights, self.workspace, self.rank = weights, workspace, (world.rank if world else 0) if rank is None else rank
+        self.weights, self.workspace, self.rank = weights, workspace, weights.context.rank_of_call(rank)
         self.hidden, self.topk = weights.hidden, workspace.topk
         self.key = next(_keys)
         _layers[self.key] = self
@@ -108,8 +111,8 @@ class MoELayer(torch.nn.Module):
             topk = opened.layer_info(layer).topk
             if topk is None:
                 raise UsageError(f"{opened.directory}: config.json does not say how many experts a token has; give topk")
-        weights = opened.weights(context or default_context(), layer, placement=placement, swiglu_limit=swiglu_limit)
-        return cls(weights, topk=topk or 0, max_tokens=max_tokens, workspace=workspace)
+        weights = opened.weights(default_context() if context is None else context, layer, placement=placement, swiglu_limit=swiglu_limit)
+        return cls(weights, topk=0 if topk is None else topk, max_tokens=max_tokens, workspace=workspace)
 
     @classmethod
     def from_tensors(cls, format: FormatName, w13: torch.Tensor, w13_scale: torch.Tensor, w2: torch.Tensor, w2_scale: torch.Tensor, *,
@@ -120,8 +123,8 @@ class MoELayer(torch.nn.Module):
         """All experts from stacked tensors (monomoe.StackedExperts has their shapes), or this rank's (monomoe.Weights: num_experts, ids, tag); read
         here only, on any device."""
         experts = StackedExperts(format, w13, w13_scale, w2, w2_scale, w13_global, w2_global)
-        weights = Weights(context or default_context(), experts, swiglu_limit=swiglu_limit, placement=placement, num_experts=num_experts, ids=ids,
-                          tag=tag)
+        weights = Weights(default_context() if context is None else context, experts, swiglu_limit=swiglu_limit, placement=placement,
+                          num_experts=num_experts, ids=ids, tag=tag)
         return cls(weights, topk=topk, max_tokens=max_tokens, workspace=workspace)
 
     def update_expert(self, index: int, expert: Expert) -> None:
@@ -134,10 +137,10 @@ class MoELayer(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, x_scales: torch.Tensor | None = None,
                 out: torch.Tensor | None = None) -> torch.Tensor:
-        if torch.is_grad_enabled() and (x.requires_grad or topk_weights.requires_grad):
+        if torch.is_grad_enabled() and (getattr(x, "requires_grad", False) or getattr(topk_weights, "requires_grad", False)):
             raise UsageError("x or topk_weights requires a gradient and MoELayer computes none; call it under torch.inference_mode() or "
                              "torch.no_grad()")
-        if torch.compiler.is_compiling() or type(x) is not torch.Tensor:
+        if torch.compiler.is_compiling() or (type(x) is not torch.Tensor and isinstance(x, torch.Tensor)):
             if out is not None:
                 torch.ops.monomoe.moe_forward_out(x, topk_ids, topk_weights, x_scales, out, self.key)
                 return out
@@ -147,8 +150,12 @@ class MoELayer(torch.nn.Module):
     def run(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, x_scales: torch.Tensor | None,
             out: torch.Tensor | None) -> torch.Tensor:
         """The call itself. What is not the usual case goes the way that finds the words for it."""
-        device = x.get_device()
-        if (device >= 0) is not self._on_gpu or not _usual(x, topk_ids, topk_weights, x_scales, out, device, self.hidden, self.topk):
+        try:
+            device = x.get_device()
+            usual = (device >= 0) is self._on_gpu and _usual(x, topk_ids, topk_weights, x_scales, out, device, self.hidden, self.topk)
+        except (AttributeError, TypeError):  # not all of them are tensors of torch
+            usual = False
+        if not usual:
             return generic_forward(self.weights, self.workspace, x, topk_ids, topk_weights, x_scales=x_scales, out=out, rank=self.rank)
         if out is None:
             out = torch.empty_like(x) if x_scales is None else torch.empty_like(x, dtype=torch.bfloat16)
