@@ -10,6 +10,7 @@
 #include "plan/problem.h"
 #include "plan/problem_text.hpp"
 #include "plan/weight_packing.h"
+#include "weights/checksum.hpp"
 #include "weights/json_text.hpp"
 #include "weights/mapped_file.hpp"
 #include "weights/names.hpp"
@@ -20,7 +21,16 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kManifestVersion = 1;
+constexpr int kManifestVersion = 2;
+constexpr const char* kChecksumKind = "xxh3-128";
+
+// Of all fields of a layer's entry but "checksum" itself, keys sorted, with the layer's number: a size that is wrong by less than a padding
+// step fits the same tensors, so nothing else would find it.
+std::string entry_checksum(const std::string& label, json entry) {
+  entry.erase("checksum");
+  const std::string text = json{label, std::move(entry)}.dump(-1, ' ', false, json::error_handler_t::replace);
+  return checksum_text({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+}
 
 // Reads the fields of one object; the first that is wrong is kept as a sentence.
 class Reader {
@@ -59,7 +69,7 @@ class Reader {
   std::string where_, wrong_;
 };
 
-Result<PackedLayerRecord> read_layer(const json& object, const std::string& where) {
+Result<PackedLayerRecord> read_layer(const json& object, const std::string& label, const std::string& where) {
   Reader reader(object, where);
   PackedLayerRecord record;
   record.prefix = reader.word("prefix");
@@ -79,7 +89,12 @@ Result<PackedLayerRecord> read_layer(const json& object, const std::string& wher
     record.shared_checksum = shared.word("checksum");
     if (!shared.wrong().empty()) return bad_input(shared.wrong());
   }
+  const std::string stated = reader.word("checksum");
   if (!reader.wrong().empty()) return bad_input(reader.wrong());
+  if (const std::string found = entry_checksum(label, object); found != stated) {
+    return bad_input(fmt::format("{}: its fields have the checksum {}, \"checksum\" states \"{}\": the file is damaged or was edited",
+                                 where, found, printable(stated)));
+  }
   return record;
 }
 
@@ -99,6 +114,12 @@ Result<PackedManifest> parse_packed_manifest(std::string_view text, std::string_
         fmt::format("{}: packed in version {}, layout {}; this library reads version {}, layout {}: pack the checkpoint again with it",
                     name, version, layout, kManifestVersion, kPackedLayoutVersion));
   }
+  const std::string kind = reader.word("checksum");
+  if (!reader.wrong().empty()) return bad_input(reader.wrong() + "; pack the checkpoint again");
+  if (kind != kChecksumKind) {
+    return bad_input(
+        fmt::format("{}: \"checksum\" is \"{}\", wanted \"{}\"; pack the checkpoint again", name, printable(kind), kChecksumKind));
+  }
   PackedManifest manifest;
   manifest.file = file;
   for (const auto& [label, object] : layers->items()) {
@@ -106,7 +127,7 @@ Result<PackedManifest> parse_packed_manifest(std::string_view text, std::string_
       return bad_input(
           fmt::format("{}: \"{}\" is no layer, wanted a number or mtp.NUMBER; pack the checkpoint again", name, printable(label)));
     }
-    Result<PackedLayerRecord> record = read_layer(object, fmt::format("{}: layer {}", name, label));
+    Result<PackedLayerRecord> record = read_layer(object, label, fmt::format("{}: layer {}", name, label));
     if (!record) return bad_input(record.error().message + "; pack the checkpoint again");
     manifest.layers.emplace(label, record.take());
   }
@@ -137,10 +158,11 @@ std::string packed_manifest_text(const PackedManifest& manifest) {
                                 {"intermediate", record.shared_intermediate},
                                 {"checksum", record.shared_checksum}};
     }
+    layer["checksum"] = entry_checksum(label, layer);
     layers[label] = std::move(layer);
   }
   const nlohmann::ordered_json root = {
-      {"monomoe_packed", kManifestVersion}, {"layout", kPackedLayoutVersion}, {"checksum", "xxh3-128"}, {"layers", std::move(layers)}};
+      {"monomoe_packed", kManifestVersion}, {"layout", kPackedLayoutVersion}, {"checksum", kChecksumKind}, {"layers", std::move(layers)}};
   return root.dump(1) + "\n";
 }
 

@@ -1,5 +1,6 @@
 // monomoe_packed.json: what a packed checkpoint holds. Its tensors are packed experts (plan/weight_packing.h), one U8 tensor each, named
-// PREFIXexperts.E.packed and PREFIXshared_experts.packed; sizes, formats and checksums stand here.
+// PREFIXexperts.E.packed and PREFIXshared_experts.packed; sizes, formats and checksums stand here. A layer's
+// entry is under a checksum of its own.
 #pragma once
 
 #include <cstdint>

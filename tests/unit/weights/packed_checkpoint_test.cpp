@@ -153,14 +153,48 @@ TEST(PackedManifest, RefusesOtherVersionsAndWrongFields) {
     EXPECT_NE(at, std::string::npos) << old;
     return parse_packed_manifest(out.replace(at, old.size(), now), "m");
   };
-  expect_error(changed("\"monomoe_packed\": 1", "\"monomoe_packed\": 2"), {"version 2", "reads version 1", "pack the checkpoint again"});
+  expect_error(changed("\"monomoe_packed\": 2", "\"monomoe_packed\": 1"), {"version 1", "reads version 2", "pack the checkpoint again"});
   expect_error(changed("\"layout\": 1", "\"layout\": 7"), {"layout 7", "layout 1"});
   expect_error(changed("\"hidden\": 256", "\"hidden\": 0"), {"layer 2", "\"hidden\" is 0"});
   expect_error(changed("\"hidden\": 256", "\"hidden\": -256"), {"layer 2", "\"hidden\""});
   expect_error(changed("\"nvfp4\"", "\"nvfp5\""), {"layer 2", "nvfp5"});
   expect_error(changed("\"2\": {", "\"x\": {"), {"\"x\" is no layer"});
+  expect_error(changed("\"xxh3-128\"", "\"crc32\""), {"\"checksum\" is \"crc32\"", "wanted \"xxh3-128\""});
+  expect_error(changed("\"checksum\": \"xxh3-128\"", "\"sum\": \"xxh3-128\""), {"\"checksum\" is missing"});
   expect_error(parse_packed_manifest("{}", "m"), {"monomoe_packed"});
   expect_error(parse_packed_manifest("[1", "m"), {"m"});
+}
+
+// Each change is legal by itself, and of the sizes those that stay inside a padding step fit the tensors.
+TEST(PackedManifest, AChangedFieldOfALayerIsFound) {
+  PackedDir packed;
+  const std::string text = packed_manifest_text(packed.manifest);
+  const auto damaged = [&](const std::string& old, const std::string& now) {
+    std::string out = text;
+    const size_t at = out.find(old);
+    ASSERT_NE(at, std::string::npos) << old;
+    expect_error(parse_packed_manifest(out.replace(at, old.size(), now), "m"), {"layer ", "its fields have the checksum", "damaged"});
+  };
+  damaged("\"intermediate\": 96", "\"intermediate\": 128");
+  damaged("\"intermediate\": 64", "\"intermediate\": 96");  // of the shared expert
+  damaged("\"hidden\": 256", "\"hidden\": 384");
+  damaged("\"nvfp4\"", "\"mxfp4\"");
+  damaged("\"fp8\"", "\"mxfp4\"");
+  damaged("layers.2.ffn.", "layers.3.ffn.");
+  damaged("\"2\": {", "\"3\": {");
+  damaged("\"shared_expert\"", "\"left_over\"");
+  damaged(packed.manifest.layers["2"].checksums[1], packed.manifest.layers["2"].checksums[0]);
+  damaged(packed.manifest.layers["2"].shared_checksum, packed.manifest.layers["2"].checksums[0]);
+  damaged("\"prefix\"", "\"more\": 1, \"prefix\"");
+}
+
+TEST(PackedCheckpoint, AWrongSizeInsideThePaddingIsRefused) {
+  PackedDir packed;
+  packed.write();
+  std::string text = packed_manifest_text(packed.manifest);
+  text.replace(text.find("\"intermediate\": 96"), 18, "\"intermediate\": 64");
+  packed.dir.write(kPackedManifestName, text);
+  expect_error(Checkpoint::open(packed.dir.path()), {"monomoe_packed.json", "layer 2", "checksum", "pack the checkpoint again"});
 }
 
 }  // namespace packed_checkpoint_test
