@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
+
+constexpr const char* kChecksumsName = "checksums.xxh128";
 
 // Names, sizes and times of the files that are read: what two runs of one pack must have in common.
 Json source_files(const Checkpoint& checkpoint) {
@@ -58,7 +61,7 @@ class Packer {
   Result<void> check_exact(const PackDirectory& directory) const;
   Result<void> write_shards(PackDirectory& directory);
   Result<void> finish(PackDirectory& directory);
-  Result<void> copy_other_files(const PackDirectory& directory, std::map<std::string, std::string>& texts);
+  Result<void> copy_other_files(std::map<std::string, std::string>& texts);
   void tell(int64_t shards_done, const std::string& layer) const;
   bool all_done(const PackDirectory& directory, size_t layer) const;
   std::string index_text() const;
@@ -117,6 +120,9 @@ Result<void> Packer::check_exact(const PackDirectory& directory) const {
     if (!found) return found.error();
     const ConversionChange& change = found.value().change;
     if (change.changed == 0) continue;
+    // A NaN has no exact value in any format: then the source is wrong, not the target too narrow.
+    auto scanned = checkpoint_.load_layer(layer.layer, {.scan_values = true, .threads = request_.threads, .release_pages = true});
+    if (!scanned) return scanned.error();
     return Error{
         Status::kCheckFailed,
         fmt::format("{}: {} of {} weights have no exact value in {} (first: tensor \"{}\", row {}, column {}: {} would become {}; worst "
@@ -185,34 +191,49 @@ PackedManifest Packer::manifest(const PackDirectory& directory) const {
   return out;
 }
 
+// Why a file of the source is not copied, as the rest of a sentence; empty: it is. No words for what is written anew.
+std::string left_out(const fs::path& path) {
+  constexpr uintmax_t kLargest =
+      uintmax_t{64} << 20;  // settings and tokenizers are smaller; what is not belongs to another format of the weights
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  if (fs::is_directory(status)) return "is a directory";
+  if (fs::is_symlink(fs::symlink_status(path, ignored)) && !fs::exists(status)) return "is a link to nothing";
+  if (!fs::is_regular_file(status)) return "is not a regular file";
+  const std::string name = path.filename().string();
+  if (name.ends_with(".safetensors")) return "is not among the checkpoint's shards";
+  if (name == kJournalName || name == kPackedManifestName) return "is of another pack";
+  return fs::file_size(path, ignored) > kLargest ? "is larger than 64 MiB" : "";
+}
+
 // Tokenizer, generation settings and the like: a whole checkpoint stays one that other engines can load.
-Result<void> Packer::copy_other_files(const PackDirectory& directory, std::map<std::string, std::string>& texts) {
-  constexpr size_t kLargest =
-      size_t{64} << 20;  // settings and tokenizers are smaller; what is not belongs to another format of the weights
+Result<void> Packer::copy_other_files(std::map<std::string, std::string>& texts) {
+  std::set<std::string> replaced = {kIndexFileName, "config.json", "hf_quant_config.json", kChecksumsName};
+  for (const auto& file : checkpoint_.tensors().files()) replaced.insert(fs::path(file->path()).filename().string());
+  std::set<fs::path> others;  // sorted, so that the notes are
   std::error_code code;
   for (fs::directory_iterator it(checkpoint_.tensors().directory(), code), end; !code && it != end; it.increment(code)) {
     const std::string name = it->path().filename().string();
-    std::error_code ignored;
-    if (name[0] == '.' || !fs::is_regular_file(it->path(), ignored) || name.ends_with(".safetensors") || name == kIndexFileName ||
-        name == "config.json" || name == "hf_quant_config.json" || directory.done().contains(name)) {
-      continue;
-    }
-    auto map = MappedFile::open(it->path().string());
-    if (!map) return map.error();
-    if (map.value().bytes().size() > kLargest) {
-      plan_.notes.push_back(fmt::format("{} is larger than 64 MiB and was not copied", printable(name)));
-      continue;
-    }
-    texts[name].assign(reinterpret_cast<const char*>(map.value().bytes().data()), map.value().bytes().size());
+    if (name[0] != '.' && !replaced.contains(name)) others.insert(it->path());
   }
   if (code) return bad_input(fmt::format("cannot read the directory {}: {}", printable(checkpoint_.tensors().directory()), code.message()));
+  for (const fs::path& path : others) {
+    const std::string name = path.filename().string(), why = left_out(path);
+    if (!why.empty()) {
+      plan_.notes.push_back(fmt::format("{} {} and was not copied", printable(name), why));
+      continue;
+    }
+    auto map = MappedFile::open(path.string());
+    if (!map) return map.error();
+    texts[name].assign(reinterpret_cast<const char*>(map.value().bytes().data()), map.value().bytes().size());
+  }
   return {};
 }
 
 Result<void> Packer::finish(PackDirectory& directory) {
   std::map<std::string, std::string> texts;
   if (request_.is_whole()) {
-    if (auto copied = copy_other_files(directory, texts); !copied) return copied;
+    if (auto copied = copy_other_files(texts); !copied) return copied;
   }
   auto config = pack_config(checkpoint_, request_, plan_);
   if (!config) return config.error();
@@ -224,7 +245,7 @@ Result<void> Packer::finish(PackDirectory& directory) {
   for (const auto& [name, text] : texts) {
     checksums += fmt::format("{}  {}\n", checksum_text({reinterpret_cast<const uint8_t*>(text.data()), text.size()}), name);
   }
-  texts["checksums.xxh128"] = checksums;
+  texts[kChecksumsName] = checksums;
   for (const auto& [name, text] : texts) {
     if (auto written = write_text(directory.file(name), text); !written) return written;
   }
@@ -281,6 +302,11 @@ Result<std::string> Packer::run(const std::string& out) {
   if (!opened) return opened.error();
   PackDirectory& directory = opened.value();
   resumed_ = static_cast<int64_t>(directory.done().size());
+  for (const std::string& name : directory.damaged()) {
+    plan_.notes.push_back(
+        fmt::format("{} of an earlier run does not have the size and checksum that the journal states; it is damaged and was written again",
+                    printable(name)));
+  }
   uint64_t missing = 0;
   for (const ShardPlan& shard : plan_.shards) missing += directory.done().contains(shard.name) ? 0 : shard.bytes;
   if (auto enough = check_space(directory.path(), missing, "pack fewer layers or experts"); !enough) return enough.error();

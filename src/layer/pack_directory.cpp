@@ -7,13 +7,16 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "layer/output_target.hpp"
+#include "weights/checksum.hpp"
 #include "weights/mapped_file.hpp"
 #include "weights/text.hpp"
 
@@ -22,8 +25,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-constexpr const char* kJournal = "pack.journal";
 
 std::string shard_line(const ShardRecord& s) {
   const ConversionChange& c = s.change;
@@ -78,6 +79,21 @@ Result<std::optional<std::vector<std::string>>> journal_lines(const std::string&
   return std::optional(std::move(lines));
 }
 
+// Whether a shard holds the bytes that its line states. All of them are read: a size says nothing of what a disk or a hand did to them.
+bool is_whole(const std::string& path, const ShardRecord& shard) {
+  auto map = MappedFile::open(path);
+  if (!map || map.value().bytes().size() != shard.bytes) return false;
+  constexpr size_t kPiece = size_t{1} << 26;
+  Checksum checksum;
+  for (std::span<const uint8_t> rest = map.value().bytes(); !rest.empty();) {
+    const auto piece = rest.first(std::min(kPiece, rest.size()));
+    checksum.update(piece);
+    release_mapped(piece.data(), piece.size());
+    rest = rest.subspan(piece.size());
+  }
+  return checksum.text() == shard.checksum;
+}
+
 Error system_error(const char* action, const fs::path& path) {
   return bad_input(fmt::format("cannot {} {}: {}", action, printable(path.string()), std::strerror(errno)));
 }
@@ -89,7 +105,8 @@ PackDirectory::PackDirectory(PackDirectory&& other) noexcept
       partial_(std::move(other.partial_)),
       lock_fd_(std::exchange(other.lock_fd_, -1)),
       journal_fd_(std::exchange(other.journal_fd_, -1)),
-      done_(std::move(other.done_)) {}
+      done_(std::move(other.done_)),
+      damaged_(std::move(other.damaged_)) {}
 
 PackDirectory::~PackDirectory() {
   if (lock_fd_ >= 0 && done_.empty()) {  // nothing worth keeping
@@ -132,12 +149,12 @@ Result<void> PackDirectory::lock() {
 }
 
 Result<void> PackDirectory::read_journal(const std::string& identity) {
-  auto lines = journal_lines(file(kJournal));
+  auto lines = journal_lines(file(kJournalName));
   if (!lines) return lines.error();
   std::error_code code;
   if (!lines.value() || lines.value()->empty()) {
     for (fs::directory_iterator it(partial_, code), end; !code && it != end; it.increment(code)) {
-      if (it->path().filename() == kJournal) continue;
+      if (it->path().filename() == kJournalName) continue;
       return bad_input(
           fmt::format("{} holds files but no journal of a pack; remove it, or choose another name", printable(partial_.string())));
     }
@@ -152,35 +169,39 @@ Result<void> PackDirectory::read_journal(const std::string& identity) {
   std::string kept = identity + "\n";
   for (size_t i = 1; i < lines.value()->size(); ++i) {
     auto shard = read_shard(lines.value()->at(i));
-    if (!shard || !fs::exists(file(shard->name), code) || fs::file_size(file(shard->name), code) != shard->bytes) continue;
+    if (!shard) continue;
+    if (!is_whole(file(shard->name), *shard)) {
+      damaged_.push_back(shard->name);
+      continue;
+    }
     kept += shard_line(*shard) + "\n";
     done_.emplace(shard->name, std::move(*shard));
   }
   // What a killed run left half written goes; the directory is ours alone here.
   for (fs::directory_iterator it(partial_, code), end; !code && it != end; it.increment(code)) {
     const std::string name = it->path().filename().string();
-    if (name != kJournal && !done_.contains(name)) fs::remove(it->path(), code);
+    if (name != kJournalName && !done_.contains(name)) fs::remove(it->path(), code);
   }
-  if (auto written = write_text(file(kJournal), kept); !written) return written;
-  journal_fd_ = ::open(file(kJournal).c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
-  return journal_fd_ >= 0 ? Result<void>() : system_error("open", file(kJournal));
+  if (auto written = write_text(file(kJournalName), kept); !written) return written;
+  journal_fd_ = ::open(file(kJournalName).c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
+  return journal_fd_ >= 0 ? Result<void>() : system_error("open", file(kJournalName));
 }
 
 Result<void> PackDirectory::begin_journal(const std::string& identity) {
-  if (auto written = write_text(file(kJournal), identity + "\n"); !written) return written;
+  if (auto written = write_text(file(kJournalName), identity + "\n"); !written) return written;
   sync_directory(partial_);
-  journal_fd_ = ::open(file(kJournal).c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
-  return journal_fd_ >= 0 ? Result<void>() : system_error("open", file(kJournal));
+  journal_fd_ = ::open(file(kJournalName).c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
+  return journal_fd_ >= 0 ? Result<void>() : system_error("open", file(kJournalName));
 }
 
 Result<void> PackDirectory::append(const std::string& line) {
   for (size_t done = 0; done < line.size();) {
     const ssize_t count = ::write(journal_fd_, line.data() + done, line.size() - done);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return system_error("write", file(kJournal));
+    if (count < 0) return system_error("write", file(kJournalName));
     done += static_cast<size_t>(count);
   }
-  return ::fsync(journal_fd_) == 0 ? Result<void>() : system_error("write to disk", file(kJournal));
+  return ::fsync(journal_fd_) == 0 ? Result<void>() : system_error("write to disk", file(kJournalName));
 }
 
 Result<void> PackDirectory::record(ShardRecord shard) {
@@ -199,7 +220,7 @@ Result<void> PackDirectory::put_in_place() {
                                  printable(target_.string()), code.message()));
   }
   sync_directory(target_.parent_path());
-  fs::remove(target_ / kJournal, code);  // last, so that no crash leaves an OUT.partial that cannot be taken up
+  fs::remove(target_ / kJournalName, code);  // last, so that no crash leaves an OUT.partial that cannot be taken up
   ::close(std::exchange(lock_fd_, -1));
   return {};
 }

@@ -13,6 +13,8 @@
 
 namespace monomoe::layer {
 
+inline constexpr const char* kJournalName = "pack.journal";
+
 // One whole shard, as the journal keeps it.
 struct ShardRecord {
   std::string name;
@@ -35,7 +37,9 @@ class PackDirectory {
   const std::filesystem::path& path() const { return partial_; }
   std::string file(const std::string& name) const { return (partial_ / name).string(); }
   const std::map<std::string, ShardRecord>& done() const { return done_; }  // by name
-  Result<void> record(ShardRecord shard);                                   // the file is whole and synced
+  // Shards that the journal states and whose bytes are not, or no longer, what it states; they are removed and count as not written.
+  const std::vector<std::string>& damaged() const { return damaged_; }
+  Result<void> record(ShardRecord shard);  // the file is whole and synced
   // Syncs, renames OUT.partial to OUT, syncs the directory it is in and removes the journal.
   Result<void> put_in_place();
 
@@ -50,6 +54,7 @@ class PackDirectory {
   int lock_fd_ = -1;
   int journal_fd_ = -1;
   std::map<std::string, ShardRecord> done_;
+  std::vector<std::string> damaged_;
 };
 
 }  // namespace monomoe::layer

@@ -36,6 +36,15 @@ class PackTest(CliTest):
         self.assertTrue(report["ok"])
         return report
 
+    def checked(self, directory):
+        """The names that checksums.xxh128 lists: all files but itself."""
+        lines = (directory / "checksums.xxh128").read_text().splitlines()
+        for line in lines:
+            self.assertRegex(line, r"^[0-9a-f]{32}  \S+$")
+        names = [line.split("  ")[1] for line in lines]
+        self.assertEqual(sorted(names), sorted({path.name for path in directory.iterdir()} - {"checksums.xxh128"}))
+        return names
+
     def y(self, checkpoint, tokens, *options, layer=0):
         return self.run_layer(checkpoint, tokens, *options, layer=layer)["y"]
 
@@ -110,13 +119,35 @@ class Conversions(PackTest):
         tokens = self.tokens()
         self.assertEqual(self.y(out, tokens, "--shared-expert", "on"), self.y(source, tokens, "--shared-expert", "on"))
 
+    def test_what_is_not_copied_is_named(self):
+        source = self.checkpoint("mxfp4")
+        write_file(source / "model-00001-of-00001.safetensors", read_file(source / "model.safetensors"))
+        (source / "model.safetensors").unlink()
+        index = {"weight_map": dict.fromkeys(read_file(source / "model-00001-of-00001.safetensors"), "model-00001-of-00001.safetensors")}
+        (source / "model.safetensors.index.json").write_text(json.dumps(index))
+        write_file(source / "other.safetensors", {"x": ("F32", [1], f32([1.0]))})
+        (source / "original").mkdir()
+        os.mkfifo(source / "pipe")
+        (source / "gone").symlink_to("nowhere")
+        (source / "README.md").write_text("hello")
+        (source / "linked.json").symlink_to("config.json")
+        (source / ".hidden").write_text("")
+        for name in ("pack.journal", "checksums.xxh128"):
+            (source / name).write_text("of another pack")
+        out, report = self.pack(source, "nvfp4")
+        self.assertEqual(report["notes"], [f"{what} and was not copied" for what in (
+            "gone is a link to nothing", "original is a directory", "other.safetensors is not among the checkpoint's shards", "pack.journal is of another pack",
+            "pipe is not a regular file")])
+        self.assertIn("README.md", self.checked(out))
+        self.assertIn("linked.json", self.checked(out))
+
     def test_a_bad_value_stops_the_pack(self):
         source = self.checkpoint("nvfp4")
         tensors = read_file(source / "model.safetensors")
         name = "layers.0.ffn.experts.3.w2.weight_scale"
         tensors[name] = (tensors[name][0], tensors[name][1], b"\x7f" + tensors[name][2][1:])
         write_file(source / "model.safetensors", tensors)
-        for to in ("nvfp4", "packed"):
+        for to in ("nvfp4", "packed", "mxfp4", "fp8"):  # the last two are not exact here either; a NaN is the source's fault
             self.refused(BAD_INPUT, "pack", source, self.folder / "out", "--to", to, says=(name, "NaN"))
             self.assertFalse((self.folder / "out").exists())
 
@@ -233,6 +264,18 @@ class Packed(PackTest):
         self.assertEqual(problems[0]["tensor"], f"layers.0.ffn.experts.{EXPERTS - 1}.packed")
         self.refused(BAD_INPUT, "run", out, "--layer", 0, "--input", self.tokens(), "--output", self.folder / "y.safetensors", says=("damaged",))
 
+    def test_a_wrong_size_in_the_manifest_is_found(self):
+        """192 and 160 are padded to the same size, so the tensors still fit."""
+        source = self.checkpoint("nvfp4")
+        out, _ = self.pack(source, "packed")
+        manifest = out / "monomoe_packed.json"
+        text = manifest.read_text()
+        self.assertEqual(text.count(f'"intermediate": {INTERMEDIATE},'), 1)
+        manifest.write_text(text.replace(f'"intermediate": {INTERMEDIATE},', f'"intermediate": {INTERMEDIATE - 32},'))
+        self.refused(BAD_INPUT, "run", out, "--layer", 0, "--input", self.tokens(), "--output", self.folder / "y.safetensors",
+                     says=("monomoe_packed.json", "layer 0", "checksum", "pack the checkpoint again"))
+        self.assertEqual(json.loads(self.call("verify", out, "--json").stdout)["ok"], False)
+
     def test_another_version_is_refused(self):
         out, _ = self.pack(self.checkpoint("nvfp4"), "packed")
         manifest = out / "monomoe_packed.json"
@@ -241,10 +284,9 @@ class Packed(PackTest):
 
     def test_checksums_cover_every_file(self):
         out, _ = self.pack(self.checkpoint("fp8"), "packed")
-        lines = (out / "checksums.xxh128").read_text().splitlines()
-        self.assertEqual({line.split("  ")[1] for line in lines}, {path.name for path in out.iterdir()} - {"checksums.xxh128"})
-        for line in lines:
-            self.assertRegex(line, r"^[0-9a-f]{32}  \S+$")
+        self.assertIn("monomoe_packed.json", self.checked(out))
+        again, _ = self.pack(EXAMPLES / "tiny-moe-mxfp4", "nvfp4", name="again")
+        self.checked(self.pack(again, "mxfp4", name="back")[0])  # its source has a list of its own
 
 
 class Interrupted(PackTest):
@@ -290,6 +332,24 @@ class Interrupted(PackTest):
         self.assertLess(resumed, self.LAYERS)
         self.assertFalse(partial.exists())
         self.assertEqual({path.name for path in out.iterdir()}, {path.name for path in whole.iterdir()})
+        for path in whole.iterdir():
+            self.assertEqual((out / path.name).read_bytes(), path.read_bytes(), path.name)
+
+    def test_a_damaged_shard_is_written_again(self):
+        source, out, whole = self.synth(), self.folder / "out", self.folder / "whole"
+        self.pack(source, "packed", name="whole")
+        self.kill_after(3, "pack", source, out, "--to", "packed", "--threads", 1)
+        shards = sorted(Path(f"{out}.partial").glob("*-of-*.safetensors"))
+        raw = bytearray(shards[0].read_bytes())
+        raw[-5000] ^= 4  # of the same size
+        shards[0].write_bytes(raw)
+        shards[1].write_bytes(shards[1].read_bytes()[:-1])
+        notes = json.loads(self.call("pack", source, out, "--to", "packed", "--json").stdout)["notes"]
+        self.assertEqual(len(notes), 2)
+        for shard, note in zip(shards, notes):
+            self.assertIn(shard.name, note)
+            self.assertIn("checksum", note)
+            self.assertIn("written again", note)
         for path in whole.iterdir():
             self.assertEqual((out / path.name).read_bytes(), path.read_bytes(), path.name)
 
