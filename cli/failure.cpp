@@ -15,6 +15,7 @@ constexpr std::pair<std::string_view, std::string_view> kWords[] = {
     {"set options->allow_rounding", "give --round"},
     {"options->layers", "--layers"},
     {"options->experts", "--experts"},
+    {"options->launch", "--launch"},
     {"options->timeout_ms", "--timeout in ms"},
     {"options->geometry", "--geometry"},
     {"options->format", "--weights"},

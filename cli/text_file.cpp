@@ -112,7 +112,7 @@ std::vector<std::string> split_at(std::string_view text, char separator) {
   std::vector<std::string> words;
   for (size_t begin = 0;;) {
     const size_t end = text.find(separator, begin);
-    words.emplace_back(trim(text.substr(begin, end == std::string_view::npos ? end : end - begin)));
+    words.emplace_back(text.substr(begin, end == std::string_view::npos ? end : end - begin));
     if (end == std::string_view::npos) return words;
     begin = end + 1;
   }

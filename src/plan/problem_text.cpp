@@ -47,7 +47,7 @@ Result<void> check(const Problem& p) {
     case ProblemRule::kRanks: return range_error("ranks", p.ranks, 1, kMaxRanks);
     case ProblemRule::kCapacity: return range_error("capacity (tokens of one rank)", p.capacity, 0, kMaxCapacity);
     case ProblemRule::kFormat:
-      return usage_error(fmt::format("weights are {}; the layer runs fp8, nvfp4 or mxfp4: quantise the checkpoint with the tool that made it",
+      return usage_error(fmt::format("weights are {}; the layer runs fp8, nvfp4 or mxfp4: `monomoe pack --to nvfp4 --round` quantises the checkpoint",
                                      weight_format_text(p.weights)));
   }
   return internal_error("a problem breaks a rule without a sentence");

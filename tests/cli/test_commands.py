@@ -75,7 +75,8 @@ class Plan(CliTest):
         for word in ("least time", "H20 (predicted)", "launch", "persistent"):
             self.assertIn(word, text)
         self.assertEqual([time["tokens"] for time in json.loads(self.good("plan", *geometry, "--capacity", 100, "--json"))["times"]], [1, 8, 64, 100])
-        self.refused(USAGE, "plan", *geometry, "--tokens", "5,x", says=("--tokens", "x"))
+        for tokens in ("5,x", " 1", "1 ", "1, 2", "1,"):
+            self.refused(USAGE, "plan", *geometry, "--tokens", tokens, says=(f"--tokens {tokens}: ", "must be a number"))
         self.refused(USAGE, "plan", *geometry, "--tokens", "2000", says=("--tokens", "0..1024"))
 
     def test_missing(self):

@@ -164,7 +164,7 @@ class Machine(RunErrors):
 
     def test_launches_of_the_cpu_backend(self):
         for launch in ("split", "unfused"):
-            self.run_refused(USAGE, "--backend", "cpu", "--launch", launch, says=(f"launch is {launch}", "backend cuda", "cpu was asked for"))
+            self.run_refused(USAGE, "--backend", "cpu", "--launch", launch, says=(f"--launch is {launch}", "backend cuda", "cpu was asked for"))
         self.run_refused(USAGE, "--backend", "cpu", "--launch", "both", says=("--launch", "both"))
         cases = self.folder / "cases.txt"
         cases.write_text("ranks=1 experts=2 topk=1 tokens=1 hidden=128 inter=32 w=fp8 seed=1\n", encoding="ascii")

@@ -71,6 +71,7 @@ TEST(ProblemText, SaysValueRuleAndNearest) {
   EXPECT_EQ(sentence_after([](Problem& p) { p.capacity = -5; }),
             "capacity (tokens of one rank) is -5; it must be 0 to 1048576 (nearest: 0)");
   EXPECT_NE(sentence_after([](Problem& p) { p.weights = WeightFormat::kBf16; }).find("weights are bf16"), std::string::npos);
+  EXPECT_NE(sentence_after([](Problem& p) { p.weights = WeightFormat::kBf16; }).find("`monomoe pack --to "), std::string::npos);
 }
 
 // Padding is what the GEMMs see; every size that is legal pads up, never down.
