@@ -75,7 +75,7 @@ def main() -> int:
     gpu = report["machine"]["gpus"][0]
     text = (f"# Benchmarks\n\nWritten by `tools/benchmarks.py {path.relative_to(ROOT) if path.is_absolute() else path}`. {gpu['name']}, driver {gpu['driver']}, "
             f"commit {report['commit'][:7]}, {report['date'][:10]}.\n\n"
-            "One rank as in an 8-rank group: all of its experts are local and tokens are routed uniformly among them. L2 cold (emptied by reading), median\n"
+            "The work of one rank of an 8-rank group on one GPU: all of its experts are local, tokens are routed uniformly among them, no other rank takes part. L2 cold (emptied by reading), median\n"
             "of 12 launches, whole layer. *Of a read*: the time divided by that of a plain read of all of the rank's weights in the same process; at few\n"
             "tokens not all experts are touched. Command: `gpu_layer flash`, `gpu_layer pro mimo`, and `gpu_layer flash one split unfused` for the launches\n"
             "(`ninja -C build gpu_layer`, then `build/bench/gpu_layer`).\n\n")

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -77,7 +78,8 @@ TaskCounts gpu_counts(int64_t blocks, int64_t pieces, int64_t ahead) {
 INSTANTIATE_TEST_SUITE_P(Counts, TaskOrder,
                          ::testing::Values(counts_of(0, 0, 1, 1), counts_of(3, 0, 2, 4), counts_of(0, 2, 3, 1), counts_of(4, 5, 3, 2),
                                            counts_of(1, 1, 1, 1), counts_of(2, 7, 16, 16), gpu_counts(9, 0, 2), gpu_counts(9, 4, 2), gpu_counts(1, 4, 3),
-                                           gpu_counts(0, 4, 3), gpu_counts(7, 2, 1)));
+                                           gpu_counts(0, 4, 3), gpu_counts(7, 2, 1)),
+                         [](const auto& info) { return "Counts" + std::to_string(info.index); });
 
 TEST(TaskOrder, TicketsPassTwoToThe31) {
   const TaskCounts counts = counts_of(int64_t{1} << 16, int64_t{1} << 27, 256, 256);
