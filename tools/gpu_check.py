@@ -38,7 +38,8 @@ def run(command: list[str], limit_s: int, **variables: str) -> tuple[int, str, f
 
 
 def tail_if_failed(ok: bool, output: str) -> dict:
-    return {} if ok else {"output_tail": output[-4000:]}
+    # Sources by their place in the project, not in the folder it was built in.
+    return {} if ok else {"output_tail": re.sub(r"/[\w./-]*/((?:tests|src|bench)/)", r"\1", output[-4000:])}
 
 
 def googletest(program: Path, limit_s: int, arguments: list[str] | None = None, **variables: str) -> dict:

@@ -58,18 +58,12 @@ __device__ __forceinline__ uint32_t load_shared_4(uint32_t address) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
   return v;
 }
-__device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t value) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
 
 // Four 8x8 matrices of 16-bit elements: lane i gives the address of row i % 8 of matrix i / 8 and holds elements 2 (l % 4) and + 1 of row l / 4.
 __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-// Four 8x8 matrices of 16-bit elements, transposed: lane i gives the address of row i % 8 of matrix i / 8.
-__device__ __forceinline__ void store_matrices_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
+// Two 8x8 matrices of 16-bit elements, transposed: lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void store_matrices_transposed(uint32_t address, uint32_t a, uint32_t b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(address), "r"(a), "r"(b) : "memory");
 }
