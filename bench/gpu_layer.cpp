@@ -58,8 +58,9 @@ void report_trace(const std::vector<cuda::TraceEvent>& events, int thread_blocks
   for (size_t i = 0; i < events.size(); ++i) {
     const auto& e = events[i];
     if (e.time[3] == 0) continue;
-    std::fprintf(out, "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%zu,\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"block\":%lld,\"tile\":%d,\"count\":%d}},\n",
-                 kKinds[e.kind], i / kTraceEvents, (e.time[0] - first) * 1e-3, (e.time[3] - e.time[0]) * 1e-3, (long long)e.block, e.tile, e.count);
+    std::fprintf(out, "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%zu,\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"block\":%lld,\"tile\":%d,\"count\":%d,\"data\":%.3f,\"mult\":%.3f}},\n",
+                 kKinds[e.kind], i / kTraceEvents, (e.time[0] - first) * 1e-3, (e.time[3] - e.time[0]) * 1e-3, (long long)e.block, e.tile, e.count,
+                 e.time[1] ? (e.time[1] - e.time[0]) * 1e-3 : 0.0, e.time[2] ? (e.time[2] - e.time[0]) * 1e-3 : 0.0);
   }
   std::fprintf(out, "{\"name\":\"end\",\"ph\":\"i\",\"pid\":0,\"tid\":0,\"ts\":%.3f}]}\n", (last - first) * 1e-3);
   std::fclose(out);
@@ -150,7 +151,7 @@ void bench(const Shape& shape, WeightFormat format, const char* format_name, con
   p.scratch = workspace.scratch();
   p.state = workspace.state();
   p.error = workspace.error();
-  p.slot_data = weights.slot_data();
+  p.packed_experts = weights.packed_experts();
   p.serving = weights.serving();
   p.swiglu_limit = 10.0f;
   p.layer_tag = 1;

@@ -59,9 +59,9 @@ Result<std::unique_ptr<Workspace>> LayerWorkspace::make(const Topology& topology
                                                       memory.error().message)};
     }
     workspace->memory_[rank] = memory.take();
-    cudaStream_t stream = nullptr;
-    if (auto made = check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream"); !made) return made.error();
-    workspace->streams_[rank].reset(stream);
+    auto stream = make_stream();
+    if (!stream) return stream.error();
+    workspace->streams_[rank] = stream.take();
   }
   // Last: the ranks of a world may write into each other's memory as soon as they have met.
   if (auto made = workspace->make_symmetric(world); !made) return made.error();
@@ -137,7 +137,7 @@ Params LayerWorkspace::params(const LayerWeights& weights, int32_t rank, const R
   p.scratch = memory_[rank].scratch();
   p.state = memory_[rank].state();
   p.error = memory_[rank].error();
-  p.slot_data = weights.rank(rank).slot_data();
+  p.packed_experts = weights.rank(rank).packed_experts();
   p.serving = weights.rank(rank).serving();
   p.swiglu_limit = weights.swiglu_limit();
   p.layer_tag = weights.tag();

@@ -11,14 +11,10 @@
 #include "cuda/launch.hpp"
 #include "cuda/layer_weights.hpp"
 #include "cuda/rank_memory.hpp"
+#include "cuda/stream.hpp"
 #include "cuda/symmetric_memory.hpp"
 
 namespace monomoe::cuda {
-
-struct DestroyStream {
-  void operator()(CUstream_st* stream) const { cudaStreamDestroy(stream); }
-};
-using Stream = std::unique_ptr<CUstream_st, DestroyStream>;
 
 // Device copies of one rank's host inputs and its output; they grow as calls need.
 struct Staging {

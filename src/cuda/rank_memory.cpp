@@ -22,8 +22,6 @@ Result<RankWeights> RankWeights::make(const Problem& problem, const PlacementTab
   auto experts = DeviceBuffer::make(weights.num_slots_ * weights.expert_bytes_, "packed experts");
   if (!experts) return experts.error();
   weights.experts_ = experts.take();
-  std::vector<const uint8_t*> slots;
-  for (int32_t slot = 0; slot < weights.num_slots_; ++slot) slots.push_back(weights.slot(slot));
   std::vector<int32_t> serving(problem.ranks * problem.experts);
   for (int32_t src = 0; src < problem.ranks; ++src) {
     for (int32_t expert = 0; expert < problem.experts; ++expert) {
@@ -31,14 +29,11 @@ Result<RankWeights> RankWeights::make(const Problem& problem, const PlacementTab
       serving[src * problem.experts + expert] = copy.rank << 16 | copy.slot;
     }
   }
-  const auto upload = [](DeviceBuffer& buffer, const void* data, int64_t bytes, const char* what) -> Result<void> {
-    auto made = DeviceBuffer::make(bytes, what);
-    if (!made) return made.error();
-    buffer = made.take();
-    return copy_to_gpu(buffer.data(), data, bytes, std::string("copying ") + what);
-  };
-  if (auto done = upload(weights.slots_, slots.data(), slots.size() * sizeof(slots[0]), "the expert table"); !done) return done.error();
-  if (auto done = upload(weights.serving_, serving.data(), serving.size() * sizeof(serving[0]), "the placement table"); !done) return done.error();
+  auto table = DeviceBuffer::make(serving.size() * sizeof(serving[0]), "the placement table");
+  if (!table) return table.error();
+  weights.serving_ = table.take();
+  auto copied = copy_to_gpu(weights.serving_.data(), serving.data(), weights.serving_.bytes(), "copying the placement table");
+  if (!copied) return copied.error();
   return weights;
 }
 

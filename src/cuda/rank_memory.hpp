@@ -23,14 +23,14 @@ class RankWeights {
   Result<void> upload(int32_t slot, const uint8_t* packed) const;
 
   int32_t num_slots() const { return num_slots_; }
-  const uint8_t* const* slot_data() const { return reinterpret_cast<const uint8_t* const*>(slots_.data()); }
+  const uint8_t* packed_experts() const { return experts_.data(); }  // slot after slot
   const int32_t* serving() const { return reinterpret_cast<const int32_t*>(serving_.data()); }
   uint8_t* slot(int32_t index) const { return experts_.data() + index * expert_bytes_; }
 
  private:
   int32_t num_slots_ = 0;
   int64_t expert_bytes_ = 0;
-  DeviceBuffer experts_, slots_, serving_;
+  DeviceBuffer experts_, serving_;
 };
 
 // Workspace, counters and error record of one rank.

@@ -47,17 +47,21 @@ MONOMOE_HD constexpr Task task_at(const TaskCounts& counts, int64_t ticket) {
   ticket -= counts.dispatch_chunks;
   if (ticket < counts.route_tasks) return {TaskKind::kRoutes, ticket, 0, 0};
   ticket -= counts.route_tasks;
-  if (ticket < counts.arranged_ahead()) return {TaskKind::kArrange, ticket % counts.arrange_pieces, ticket / counts.arrange_pieces, 0};
+  if (ticket < counts.arranged_ahead()) {
+    const int64_t block = divide(ticket, counts.arrange_pieces);
+    return {TaskKind::kArrange, ticket - block * counts.arrange_pieces, block, 0};
+  }
   ticket -= counts.arranged_ahead();
   const int64_t per_block = counts.gemm1_tiles + counts.arrange_pieces;
   if (ticket < counts.blocks * per_block) {
-    const int64_t block = ticket / per_block, at = ticket % per_block;
+    const int64_t block = divide(ticket, per_block), at = ticket - block * per_block;
     if (at < counts.gemm1_tiles) return {TaskKind::kGemm1, 0, block, at};
     return {TaskKind::kArrange, at - counts.gemm1_tiles, block + counts.arrange_ahead, 0};
   }
   ticket -= counts.blocks * per_block;
   if (ticket < counts.blocks * counts.gemm2_tiles) {
-    return {TaskKind::kGemm2, 0, ticket / counts.gemm2_tiles, ticket % counts.gemm2_tiles};
+    const int64_t block = divide(ticket, counts.gemm2_tiles);
+    return {TaskKind::kGemm2, 0, block, ticket - block * counts.gemm2_tiles};
   }
   ticket -= counts.blocks * counts.gemm2_tiles;
   if (ticket < counts.combine_chunks) return {TaskKind::kCombine, ticket, 0, 0};

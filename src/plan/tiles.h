@@ -15,6 +15,11 @@ inline constexpr int kInterleave = 8;     // gate and up rows alternate in runs 
 inline constexpr int kRowGroup = 8;       // rows after which the swizzle repeats
 inline constexpr int kRegionAlign = 1024; // every region of memory starts here: one 128-byte swizzle atom
 
+// value / divisor, neither negative. A GPU divides 64-bit integers by a long subroutine; what fits 32 bits is divided as such.
+MONOMOE_HD constexpr int64_t divide(int64_t value, int64_t divisor) {
+  if (((value | divisor) >> 32) == 0) return static_cast<uint32_t>(value) / static_cast<uint32_t>(divisor);
+  return value / divisor;
+}
 MONOMOE_HD constexpr int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 MONOMOE_HD constexpr int64_t round_up(int64_t value, int64_t multiple) { return ceil_div(value, multiple) * multiple; }
 MONOMOE_HD constexpr int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -12,6 +12,7 @@
 #include "contract/abi_layer.hpp"
 #include "cuda/devices.hpp"
 #include "cuda/status.hpp"
+#include "cuda/stream.hpp"
 
 namespace monomoe::cuda_test {
 
@@ -40,12 +41,14 @@ inline int gpu_of(int32_t rank, int32_t ranks) {
   return count >= ranks ? rank : 0;
 }
 
-// A stream of a GPU that waits for no other.
+// A stream of a GPU that waits for no other. It is used once before threads launch on streams at once, as monomoe.h says.
 class TestStream {
  public:
   explicit TestStream(int gpu) {
     const cuda::CurrentGpu current(gpu);
-    ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    auto stream = cuda::make_stream();
+    EXPECT_TRUE(stream.ok());
+    if (stream) stream_ = stream.take().release();
   }
   TestStream(TestStream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}
   ~TestStream() {

@@ -149,7 +149,7 @@ struct CaseRun {
     p.scratch = workspaces[r].scratch();
     p.state = workspaces[r].state();
     p.error = workspaces[r].error();
-    p.slot_data = rank_weights[r].slot_data();
+    p.packed_experts = rank_weights[r].packed_experts();
     p.serving = rank_weights[r].serving();
     p.swiglu_limit = c.limit;
     p.layer_tag = 1;

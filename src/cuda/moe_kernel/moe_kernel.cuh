@@ -10,32 +10,39 @@
 
 namespace monomoe::cuda {
 
+// A thread each for groups of barriers, and for what comes from memory; a barrier below counts on all.
 template <class C>
 __device__ __forceinline__ void init_shared_storage(const Params& params, SharedStorage<C>& smem) {
-  if (threadIdx.x != 0) return;
-  smem.traced = 0;
-  smem.epoch = params.state->epoch + 1;
-  smem.num_tokens = token_count(params);
-  for (int i = 0; i < C::kWeightSlots; ++i) {
-    ptx::mbarrier_init(smem.weights_full_at(i), 1);
-    // FP4: the four warps that expand the slot. FP8: all math warps, or the four of one warpgroup with two arrivals each.
-    ptx::mbarrier_init(smem.weights_empty_at(i), C::is_fp8 ? kMathWarps : kMathWarps / kMathWarpgroups);
-  }
-  for (int i = 0; i < C::kTokenStages; ++i) {
-    ptx::mbarrier_init(smem.tokens_full_at(i), 32);
-    ptx::mbarrier_init(smem.tokens_empty_at(i), kMathWarps);
-  }
-  for (int i = 0; i < C::kExpandedSlots; ++i) {
-    ptx::mbarrier_init(smem.expanded_full_at(i), kExpandThreads / 32);
-    ptx::mbarrier_init(smem.expanded_empty_at(i), kMathWarps);
-  }
   constexpr int kExpandWarps = C::is_fp8 ? 0 : kExpandThreads / 32;
-  for (int i = 0; i < kQueueSlots; ++i) {
-    ptx::mbarrier_init(smem.queue_full_at(i), 1);
-    ptx::mbarrier_init(smem.queue_empty_at(i), 3 + kMathWarps + kExpandWarps);  // weights, gather, publish
-    ptx::mbarrier_init(smem.written_at(i), kMathWarps);
+  const int i = static_cast<int>(threadIdx.x % 32);
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < kQueueSlots; ++slot) {
+      ptx::mbarrier_init(smem.queue_full_at(slot), 1);
+      ptx::mbarrier_init(smem.queue_empty_at(slot), 3 + kMathWarps + kExpandWarps);  // weights, gather, publish
+      ptx::mbarrier_init(smem.written_at(slot), kMathWarps);
+    }
+    smem.num_tokens = token_count(params);
+    give_first_task(params, smem);
+  } else if (threadIdx.x == 32) {
+    smem.traced = 0;
+    smem.table_key[0] = smem.table_key[1] = INT32_MIN;
+    smem.epoch = params.state->epoch + 1;
+  } else if (threadIdx.x >= 64 && threadIdx.x < 96) {
+    if (i < C::kWeightSlots) {
+      ptx::mbarrier_init(smem.weights_full_at(i), 1);
+      // FP4: the four warps that expand the slot. FP8: all math warps, or the four of one warpgroup with two arrivals each.
+      ptx::mbarrier_init(smem.weights_empty_at(i), C::is_fp8 ? kMathWarps : kMathWarps / kMathWarpgroups);
+    }
+  } else if (threadIdx.x >= 96 && threadIdx.x < 128) {
+    if (i < C::kTokenStages) {
+      ptx::mbarrier_init(smem.tokens_full_at(i), 32);
+      ptx::mbarrier_init(smem.tokens_empty_at(i), kMathWarps);
+    }
+    if (i < C::kExpandedSlots) {
+      ptx::mbarrier_init(smem.expanded_full_at(i), kExpandThreads / 32);
+      ptx::mbarrier_init(smem.expanded_empty_at(i), kMathWarps);
+    }
   }
-  smem.table_key[0] = smem.table_key[1] = INT32_MIN;
   ptx::fence_mbarrier_init();
 }
 
@@ -48,8 +55,8 @@ __device__ __forceinline__ void leave(const Params& params, uint64_t epoch, int6
   state->blocks_left = 0;
   if (params.phase == LaunchPhase::kFirst) {
     TaskCounts counts = counts_before_routes(params, num_tokens);
-    add_blocks(params, counts);
-    state->next_task = static_cast<uint64_t>(counts.before_gemm2());
+    add_blocks(params, counts, __ldcg(reinterpret_cast<const unsigned long long*>(&state->routes_ready)));
+    state->next_task = static_cast<uint64_t>(counts.before_gemm2());  // a second launch gives no tickets away
     return;
   }
   state->next_task = 0;

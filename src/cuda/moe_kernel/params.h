@@ -33,8 +33,8 @@ struct DeviceState {
   uint64_t counted, placed;  // routes tasks that have counted, placed
   uint64_t routes_planned;   // epoch << 8 | number of routes tasks that have work
   uint64_t routes_counted;   // epoch
-  uint64_t routes_ready;     // epoch
-  uint64_t arranges;      // whether any block of this call has its rows arranged; valid with routes_ready
+  uint64_t routes_ready;     // low half of the epoch << 32 | blocks << 1 | whether any block has its rows arranged
+  uint64_t listed;           // the low half of that word, until the routes are placed
   uint64_t gemm1_done;
   uint64_t blocks_left;   // thread blocks that have ended this call
   uint64_t failed;        // this call ended by a record
@@ -70,7 +70,7 @@ struct Params {
   float* scratch;           // [thread blocks][kScratchBytes]: what a thread block keeps between the two halves of a tile
   DeviceState* state;
   DeviceError* error;
-  const uint8_t* const* slot_data;  // [num_slots] packed experts
+  const uint8_t* packed_experts;    // [num_slots][experts.bytes]
   const int32_t* serving;           // [ranks][experts] rank << 16 | slot
   float swiglu_limit;
   uint64_t layer_tag;               // the same on all ranks that use the same layer

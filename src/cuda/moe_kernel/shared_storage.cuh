@@ -58,6 +58,7 @@ struct BlockTask {
   int64_t index;        // dispatch, combine: chunk
   int64_t block;
   int64_t route_begin;
+  const uint8_t* expert;  // packed
   float multiplier[2];  // of gate and up rows, or both of down
   int32_t shift[2];
 };
@@ -86,6 +87,7 @@ struct alignas(1024) SharedStorage {
   uint64_t epoch;       // of this call
   int64_t num_tokens;
   int32_t traced;       // events of this thread block so far
+  bool first_given;     // the queue began with a task
   uint64_t weights_full[C::kWeightSlots], weights_empty[C::kWeightSlots];
   uint64_t tokens_full[C::kTokenStages], tokens_empty[C::kTokenStages];
   uint64_t expanded_full[C::kExpandedSlots], expanded_empty[C::kExpandedSlots];

@@ -45,7 +45,7 @@ __device__ __forceinline__ GemmTile tile_at(const UnfusedParams& params, int64_t
   tile.down = down;
   tile.block = reinterpret_cast<const BlockInfo*>(params.memory + params.layout.blocks)[task / halves];
   tile.half = task % halves;
-  tile.expert = call.slot_data[tile.block.slot];
+  tile.expert = call.packed_experts + tile.block.slot * call.experts.bytes;
   tile.k_blocks = down ? call.experts.down_k_blocks : call.experts.gate_up_k_blocks;
   return tile;
 }

@@ -13,12 +13,17 @@
 
 namespace monomoe::cuda {
 
-// Tokens of one dispatch task: one, for all warps, while there are thread blocks enough; else as many for each warp as make one task a block.
-__device__ __forceinline__ int64_t dispatch_chunk(int64_t num_tokens) {
-  return num_tokens <= 2 * gridDim.x ? 1 : ceil_div(num_tokens, static_cast<int64_t>(gridDim.x) * kMathWarps) * kMathWarps;
+// Tokens of one dispatch task: as few as make one task a thread block; up to eight of them share out the math warps, more come one after the other.
+__device__ __forceinline__ uint32_t dispatch_chunk(int64_t num_tokens) {
+  const auto tokens = static_cast<uint32_t>(num_tokens), blocks = gridDim.x;
+  for (uint32_t chunk = 1; chunk < kMathWarps; chunk *= 2) {
+    if (tokens <= chunk * blocks) return chunk;
+  }
+  return (tokens + blocks * kMathWarps - 1) / (blocks * kMathWarps) * kMathWarps;
 }
-// Tokens of one combine task: one for each warp, or one for all of them.
-__device__ __forceinline__ int64_t combine_chunk(int64_t num_tokens) { return num_tokens <= 2 * gridDim.x ? 1 : kMathWarps; }
+// Tokens of one combine task: the same, but no more than one a warp.
+__device__ __forceinline__ uint32_t combine_chunk(int64_t num_tokens) { return min(dispatch_chunk(num_tokens), uint32_t{kMathWarps}); }
+__device__ __forceinline__ int64_t dispatch_chunks(int64_t num_tokens) { return divide(num_tokens + dispatch_chunk(num_tokens) - 1, dispatch_chunk(num_tokens)); }
 
 // Pieces of 64 rows in which a block is arranged.
 inline constexpr int kArrangePieces = static_cast<int>(kGpuTokenBlock) / kSubtileTokens;
@@ -57,7 +62,8 @@ __device__ __forceinline__ void describe_block(const Params& params, int64_t blo
   task.slot = words.z;
   task.count = words.w;
   task.block = block;
-  const auto* header = reinterpret_cast<const PackedExpertHeader*>(params.slot_data[task.slot]);
+  task.expert = params.packed_experts + task.slot * params.experts.bytes;
+  const auto* header = reinterpret_cast<const PackedExpertHeader*>(task.expert);
   const bool down = is_down(task);
   task.multiplier[0] = down ? header->down_multiplier : header->gate_multiplier;
   task.multiplier[1] = down ? header->down_multiplier : header->up_multiplier;
@@ -68,54 +74,98 @@ __device__ __forceinline__ void describe_block(const Params& params, int64_t blo
 // What is known before the route lists, and what they add.
 __device__ __forceinline__ TaskCounts counts_before_routes(const Params& params, int64_t num_tokens) {
   TaskCounts counts;
-  counts.dispatch_chunks = ceil_div(num_tokens, dispatch_chunk(num_tokens));
+  counts.dispatch_chunks = dispatch_chunks(num_tokens);
   counts.route_tasks = 2 * kRouteTasks;
-  counts.combine_chunks = ceil_div(num_tokens, combine_chunk(num_tokens));
+  const uint32_t chunk = combine_chunk(num_tokens);
+  counts.combine_chunks = divide(num_tokens + chunk - 1, chunk);
   counts.gemm1_tiles = params.problem.intermediate_blocks();
   counts.gemm2_tiles = gemm2_tiles(params.problem.hidden);
   return counts;
 }
-__device__ __forceinline__ void add_blocks(const Params& params, TaskCounts& counts) {
-  counts.blocks = __ldcg(reinterpret_cast<const int64_t*>(params.workspace + params.local.block_begin) + params.num_slots);
-  counts.arrange_pieces = __ldcg(reinterpret_cast<const unsigned long long*>(&params.state->arranges)) != 0 ? kArrangePieces : 0;
+// listed: the word of DeviceState::routes_ready.
+__device__ __forceinline__ void add_blocks(const Params& params, TaskCounts& counts, uint64_t listed) {
+  counts.blocks = static_cast<uint32_t>(listed) >> 1;
+  counts.arrange_pieces = (listed & 1) != 0 ? kArrangePieces : 0;
   counts.arrange_ahead = max_of(1, params.local.window / 2);
+}
+
+// Tickets that need no counter: a thread block's first task is the one of its number, if that is known before the route lists are.
+__device__ __forceinline__ int64_t given_tickets(const Params& params, const TaskCounts& counts) {
+  return params.phase == LaunchPhase::kSecond ? 0 : min_of(gridDim.x, counts.before_gemms());
+}
+
+__device__ __forceinline__ void put_task(const Params& params, const TaskCounts& counts, const Task& claimed, BlockTask& task) {
+  task.kind = static_cast<int32_t>(claimed.kind);
+  task.index = claimed.index;
+  task.tile = static_cast<int32_t>(claimed.tile);
+  if (is_gemm(claimed.kind) || claimed.kind == TaskKind::kArrange) describe_block(params, claimed.block, counts.blocks, task);
+}
+
+// The first task into the queue, before any role runs.
+template <class C>
+__device__ __forceinline__ void give_first_task(const Params& params, SharedStorage<C>& smem) {
+  const TaskCounts counts = counts_before_routes(params, smem.num_tokens);
+  smem.first_given = blockIdx.x < given_tickets(params, counts);
+  if (!smem.first_given) return;
+  put_task(params, counts, task_at(counts, blockIdx.x), smem.queue[0]);
+  ptx::mbarrier_arrive(smem.queue_full_at(0));
+}
+
+// Until the route lists are there; the word that says how many blocks they have.
+__device__ __forceinline__ bool await_routes(const Params& params, uint64_t epoch, uint64_t& listed) {
+  return await_at_least(
+      params,
+      [&] {
+        listed = ptx::load_acquire_gpu(&params.state->routes_ready);
+        return uint64_t{listed >> 32 == (epoch & 0xFFFFFFFFu)};
+      },
+      1, TaskKind::kGemm1, WaitFlag::kRoutesReady, static_cast<uint64_t>(params.self), 0);
+}
+
+// A GEMM2 task that still waits for its rows is enough for one thread block: the next one may be another's.
+__device__ __forceinline__ void await_intermediate(const Params& params, int64_t block) {
+  const auto* done = reinterpret_cast<const uint32_t*>(params.workspace + params.local.block_done) + block;
+  await_at_least(
+      params, [&] { return uint64_t{ptx::load_acquire_gpu(done)}; }, static_cast<uint64_t>(params.problem.intermediate_blocks()), TaskKind::kGemm2,
+      WaitFlag::kBlockDone, static_cast<uint64_t>(params.self), static_cast<uint64_t>(block));
 }
 
 template <class C>
 __device__ __forceinline__ void claim_role(const Params& params, SharedStorage<C>& smem) {
   const uint64_t epoch = smem.epoch;
-  const int64_t num_tokens = smem.num_tokens;
-  TaskCounts counts = counts_before_routes(params, num_tokens);
+  TaskCounts counts = counts_before_routes(params, smem.num_tokens);
+  const int64_t given = given_tickets(params, counts);
   bool routes_known = false;
   auto queue = RingCursor<kQueueSlots>::producer();
   auto finished = RingCursor<kQueueSlots>::consumer();
   int unfinished = 0;
-  TaskKind last = TaskKind::kNone;
+  Task last;
+  if (smem.first_given) {
+    queue.advance();
+    unfinished = 1;
+    last.kind = TaskKind::kDispatch;
+  }
   for (bool more = true; more;) {
     // One GEMM task is claimed while the one before is worked on, so that its data can come; more would only spoil the balance.
-    for (const int allowed = is_gemm(last) ? 1 : 0; unfinished > allowed; --unfinished, finished.advance()) {
+    for (const int allowed = is_gemm(last.kind) ? 1 : 0; unfinished > allowed; --unfinished, finished.advance()) {
       wait_barrier_patiently(smem.written_at(finished.slot), finished.phase);
     }
+    if (last.kind == TaskKind::kGemm2) await_intermediate(params, last.block);
     wait_barrier_patiently(smem.queue_empty_at(queue.slot), queue.phase);
-    const int64_t ticket = static_cast<int64_t>(ptx::fetch_add_relaxed_gpu(&params.state->next_task, 1));
+    const int64_t ticket = given + static_cast<int64_t>(ptx::fetch_add_relaxed_gpu(&params.state->next_task, 1));
     if (ticket >= counts.before_gemms() && !routes_known) {
-      more = await_at_least(
-          params, [&] { return ptx::load_acquire_gpu(&params.state->routes_ready); }, epoch, TaskKind::kGemm1, WaitFlag::kRoutesReady,
-          static_cast<uint64_t>(params.self), 0);
+      uint64_t listed = 0;
+      more = await_routes(params, epoch, listed);
       routes_known = true;
-      if (more) add_blocks(params, counts);
+      if (more) add_blocks(params, counts, listed);
     }
     Task claimed = more ? task_at(counts, ticket) : Task{};
     if (!is_of_this_launch(params, claimed.kind)) claimed = {};
-    BlockTask& task = smem.queue[queue.slot];
-    task.kind = static_cast<int32_t>(claimed.kind);
-    task.index = claimed.index;
-    task.tile = static_cast<int32_t>(claimed.tile);
-    if (is_gemm(claimed.kind) || claimed.kind == TaskKind::kArrange) describe_block(params, claimed.block, counts.blocks, task);
+    put_task(params, counts, claimed, smem.queue[queue.slot]);
     ptx::mbarrier_arrive(smem.queue_full_at(queue.slot));
     queue.advance();
     ++unfinished;
-    last = claimed.kind;
+    last = claimed;
     more = claimed.kind != TaskKind::kNone;
   }
 }

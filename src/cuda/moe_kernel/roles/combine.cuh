@@ -1,4 +1,4 @@
-// Task: combine - a chunk of tokens, one per math warp: once all pieces of a token's contributions are here, its live slots are summed in slot
+// Task: combine - a chunk of tokens: once all pieces of a token's contributions are here, its live slots are summed in slot
 // order from +0 in fp32 and rounded once.
 #pragma once
 
@@ -49,16 +49,17 @@ __device__ __forceinline__ bool combine_token(const Params& params, int64_t toke
   return true;
 }
 
-__device__ __forceinline__ void combine_task(const Params& params, int64_t chunk, int64_t num_tokens, int math_thread) {
+__device__ __forceinline__ void combine_task(const Params& params, int64_t index, int64_t num_tokens, int math_thread) {
   const int lane = math_thread % 32, warp = math_thread / 32;
-  const bool alone = combine_chunk(num_tokens) == 1;
-  const int64_t token = alone ? chunk : chunk * kMathWarps + warp;
-  const bool done = token < num_tokens && combine_token(params, token, alone ? warp : 0, alone ? kMathWarps : 1, lane);
-  if (alone) math_barrier();  // every warp has seen the counter
+  const auto tokens = static_cast<int>(combine_chunk(num_tokens));
+  const int parts = kMathWarps / tokens;  // warps of a token
+  const int64_t token = index * tokens + warp / parts;
+  const bool done = token < num_tokens && combine_token(params, token, warp % parts, parts, lane);
+  if (parts > 1) math_barrier();  // every warp has seen the counter
   else __syncwarp();
   // Safe: whoever adds next waits for this rank's next arrival first, and that is published after this call.
   auto* arrivals = reinterpret_cast<uint32_t*>(params.peers[params.self] + params.symmetric.arrivals);
-  if (done && lane == 0 && (!alone || warp == 0)) arrivals[token] = 0;
+  if (done && lane == 0 && warp % parts == 0) arrivals[token] = 0;
 }
 
 }  // namespace monomoe::cuda

@@ -19,8 +19,8 @@ __device__ __forceinline__ bool await_drained(const Params& params, uint64_t epo
   return __all_sync(0xFFFFFFFFu, ok);
 }
 
-// Ids and weights of one token to every rank; returns the mask of ranks that serve it, the same in all lanes.
-__device__ __forceinline__ uint64_t send_routes(const Params& params, int64_t token, int lane) {
+// Ids and weights of one token to every rank, if this warp sends them; returns the mask of ranks that serve it, the same in all lanes.
+__device__ __forceinline__ uint64_t send_routes(const Params& params, int64_t token, bool sends, int lane) {
   const Problem& p = params.problem;
   uint32_t low = 0, high = 0;
   if (lane < p.topk) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ uint64_t send_routes(const Params& params, int64_t to
     const int32_t expert = id < 0 ? -1 : static_cast<int32_t>(id);
     const float weight = id < 0 ? 0.0f : params.topk_weights[at];
     const int64_t place = (static_cast<int64_t>(params.self) * p.capacity + token) * p.topk + lane;
-    for (int dst = 0; dst < p.ranks; ++dst) {
+    for (int dst = 0; sends && dst < p.ranks; ++dst) {
       reinterpret_cast<int32_t*>(params.peers[dst] + params.symmetric.route_ids)[place] = expert;
       reinterpret_cast<float*>(params.peers[dst] + params.symmetric.route_weights)[place] = weight;
     }
@@ -87,34 +87,31 @@ __device__ __forceinline__ void send_channels(const Params& params, int64_t toke
   }
 }
 
-// Channels [256 * part, ...) in steps of 256 * parts of a token's row; loads in batches, since each comes from memory, and the first batch under way
-// while the token's routes are looked up.
+// Channels [256 * part, ...) in steps of 256 * parts of a token's row. Each load comes from memory, so four are under way; the loop is not unrolled,
+// since its instructions come from memory too.
 __device__ __forceinline__ void dispatch_row(const Params& params, int64_t token, int part, int parts, int lane) {
-  constexpr int kBatch = 4;
-  const int64_t step = parts * 256, hidden = params.problem.hidden;
-  uint64_t serving = 0;
-  for (int64_t first = part * 256; first < hidden || first == part * 256; first += kBatch * step) {
-    uint4 v[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) v[i] = load_eight(params, token, first + i * step + lane * 8);
-    if (first == part * 256) serving = send_routes(params, token, lane);
-    if (serving == 0) return;
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (first + i * step < hidden) send_channels(params, token, first + i * step, v[i], serving, lane);
-    }
+  const int64_t step = parts * 256, hidden = params.problem.hidden, first = part * 256;
+  const auto load = [&](int64_t base) { return load_eight(params, token, base + lane * 8); };
+  uint4 v0 = load(first), v1 = load(first + step), v2 = load(first + 2 * step), v3 = load(first + 3 * step);
+  const uint64_t serving = send_routes(params, token, part == 0, lane);
+  if (serving == 0) return;
+#pragma unroll 1
+  for (int64_t base = first; base < hidden; base += step) {
+    send_channels(params, token, base, v0, serving, lane);
+    v0 = v1;
+    v1 = v2;
+    v2 = v3;
+    v3 = load(base + 4 * step);
   }
 }
 
-__device__ __forceinline__ void dispatch_task(const Params& params, int64_t chunk, uint64_t epoch, int64_t num_tokens, int math_thread) {
+__device__ __forceinline__ void dispatch_task(const Params& params, int64_t index, uint64_t epoch, int64_t num_tokens, int math_thread) {
   const int lane = math_thread % 32, warp = math_thread / 32;
-  const int64_t tokens = dispatch_chunk(num_tokens);
+  const auto tokens = static_cast<int>(dispatch_chunk(num_tokens));
   await_drained(params, epoch, lane);
-  // One token for all warps: each sends the token's routes, which are the same.
-  if (tokens == 1) return dispatch_row(params, chunk, warp, kMathWarps, lane);
-  for (int64_t token = chunk * tokens + warp; token < min_of((chunk + 1) * tokens, num_tokens); token += kMathWarps) {
-    dispatch_row(params, token, 0, 1, lane);
-  }
+  const int parts = max(1, kMathWarps / tokens);  // warps of a token
+  const int64_t end = min_of((index + 1) * tokens, num_tokens);
+  for (int64_t token = index * tokens + warp / parts; token < end; token += kMathWarps / parts) dispatch_row(params, token, warp % parts, parts, lane);
 }
 
 }  // namespace monomoe::cuda

@@ -95,9 +95,17 @@ __device__ __forceinline__ void few_tokens_sums(const Params& params, SharedStor
   // Both blocks of rows have partial sums of their own, so one's promotion and expansion run under the other's WGMMAs.
   float partial[kRowBlocks][kTokens / 2];
   uint32_t a[kRowBlocks][16];
+  // FP4: the fragments of the next K block are loaded while this one's WGMMAs run; of both blocks of rows if there are registers for that.
+  constexpr int kAhead = C::is_fp8 ? 0 : kTokens <= 48 ? 2 : 1;
+  PackedFragment packed[kRowBlocks];
+  const auto load = [&](int m) {
+    if constexpr (!C::is_fp8) packed[m] = load_fragment(smem.tables_at(), smem.weights_at(slot.slot), m, thread);
+  };
+  // Not before the WGMMAs that read the old values have ended: the first pin keeps those where they are until here.
   const auto expand = [&](int m) {
     if constexpr (!C::is_fp8) {
-      expand_fp4(a[m], smem.tables_at(), smem.weights_at(slot.slot), m, thread);
+      pin(a[m]);
+      expand_fragment(a[m], packed[m]);
       pin(a[m]);
     }
   };
@@ -114,8 +122,14 @@ __device__ __forceinline__ void few_tokens_sums(const Params& params, SharedStor
   wait_barrier(smem.weights_full_at(slot.slot), slot.phase);
   wait_tokens(smem, rings, gathered);
   trace_time(params, smem, TraceTime::kDataHere);
-  expand(0);
-  expand(1);
+  if constexpr (!C::is_fp8) {
+#pragma unroll
+    for (int m = 0; m < kRowBlocks; ++m) {
+      load(m);
+      expand_fragment(a[m], packed[m]);
+      pin(a[m]);
+    }
+  }
   release_expanded();
   for (int k_block = 0; k_block < k_blocks; ++k_block) {
     const bool more = k_block + 1 < k_blocks;
@@ -138,22 +152,25 @@ __device__ __forceinline__ void few_tokens_sums(const Params& params, SharedStor
     issue_block<C, kTokens>(partial[1], a[1], rows + 64 * 128 / 16, tokens);
     rings.release(lane);
     load_token_scales<kTokens>(scale, scales, pair);
-    ptx::wgmma_wait<1>();
-    promote<C, kTokens>(sums.value[0], partial[0], scale, row_scale);
-    // The next K block, and half of its weights, while WGMMAs of this one run.
+    // The next K block, and what can be done of it, while WGMMAs of this one run.
     slot.advance();
     if (halves == 2) slot.advance();
     if (last_unit) rings.tokens.advance();
     if (more) {
       wait_barrier(smem.weights_full_at(slot.slot), slot.phase);
-      if (last_unit) wait_tokens(smem, rings, gathered);
-      expand(0);
+#pragma unroll
+      for (int m = 0; m < kAhead; ++m) load(m);
     }
+    ptx::wgmma_wait<1>();
+    promote<C, kTokens>(sums.value[0], partial[0], scale, row_scale);
+    if (more) expand(0);
     ptx::wgmma_wait<0>();
     promote<C, kTokens>(sums.value[1], partial[1], scale, row_scale);
     if (more) {
+      if (kAhead < kRowBlocks) load(1);
       expand(1);
       release_expanded();
+      if (last_unit) wait_tokens(smem, rings, gathered);
     }
     if constexpr (C::is_fp8) rings.held_weights = weights_empty;
     if (last_unit) rings.held_tokens = tokens_empty;

@@ -24,16 +24,21 @@ __device__ __forceinline__ void find_rows(const Params& params, SharedStorage<C>
   __syncwarp();
 }
 
-// K block k_block of all rows into a unit of the stage. Eight threads have a row.
+// `units` K blocks of all rows, from k_block on, into the stage. A row's K blocks lie side by side: the warp copies four of them at once.
 template <class C>
-__device__ __forceinline__ void copy_rows(SharedStorage<C>& smem, const BlockTask& task, uint32_t stage, int unit, int64_t k_block, int thread) {
+__device__ __forceinline__ void copy_rows(SharedStorage<C>& smem, const BlockTask& task, uint32_t stage, int64_t k_block, int units, int thread) {
+  static_assert(kGatherThreads == kUnits * 8, "eight threads have a row's K block");
+  const int unit = thread / 8, chunk = thread % 8;
   const uint32_t tokens = smem.tokens_at(stage) + unit * kUnitBytes;
-  const int chunk = thread % 8;
-  for (int row = thread / 8; row < task.count; row += kGatherThreads / 8) {
-    ptx::copy_async_16(tokens + row * 128 + ((chunk ^ (row & 7)) << 4), smem.row_codes[row] + k_block * kBlockK + chunk * 16);
+  const int64_t from = k_block * kBlockK + thread * 16;
+  if (unit < units) {
+#pragma unroll 4
+    for (int row = 0; row < task.count; ++row) ptx::copy_async_16(tokens + row * 128 + ((chunk ^ (row & 7)) << 4), smem.row_codes[row] + from);
   }
-  const uint32_t scales = smem.scales_at(stage) + unit * kSubtileTokens * 4;
-  for (int row = thread; row < task.count; row += kGatherThreads) ptx::copy_async_4(scales + row * 4, smem.row_scales[row] + k_block);
+  const uint32_t scales = smem.scales_at(stage);
+  for (int row = thread; row < task.count; row += kGatherThreads) {
+    for (int i = 0; i < units; ++i) ptx::copy_async_4(scales + (i * kSubtileTokens + row) * 4, smem.row_scales[row] + k_block + i);
+  }
 }
 
 // Rows that lie as tiles: [K block][rows x 128 B] and scales [K block][rows].
@@ -76,7 +81,7 @@ __device__ __forceinline__ void gather_task(const Params& params, SharedStorage<
       const int units = min(step, k_blocks - k_block);
       wait_barrier(smem.tokens_empty_at(stage.slot), stage.phase);
       if (!tiled) {
-        for (int unit = 0; unit < units; ++unit) copy_rows(smem, task, stage.slot, unit, k_block + unit, thread);
+        copy_rows(smem, task, stage.slot, k_block, units, thread);
         ptx::copy_async_arrive(smem.tokens_full_at(stage.slot));
       } else if (thread == 0) {
         copy_tiles(smem, tiles, block_rows(task), stage.slot, k_block, units, policy);

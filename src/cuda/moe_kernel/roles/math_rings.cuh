@@ -54,7 +54,7 @@ struct BlockScales {
 };
 
 __device__ __forceinline__ BlockScales block_scales(const Params& params, const BlockTask& task, int half) {
-  const uint8_t* expert = params.slot_data[task.slot];
+  const uint8_t* expert = task.expert;
   if (is_down(task)) {
     const int64_t row = min_of(2 * task.tile + half, params.experts.down_halves - 1);
     const auto* scales = reinterpret_cast<const float*>(expert + params.experts.down_scales_begin) + row * params.experts.down_k_blocks;

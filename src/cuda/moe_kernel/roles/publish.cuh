@@ -11,20 +11,19 @@
 namespace monomoe::cuda {
 
 __device__ __forceinline__ void publish_gemm1(const Params& params, const BlockTask& task, uint64_t epoch) {
-  __threadfence();
+  ptx::fence_gpu();
   ptx::add_relaxed_gpu(block_done(params, task.block), 1);
   if (params.problem.ranks == 1) return;  // nobody waits for drained rows
   const auto* block_begin = reinterpret_cast<const int64_t*>(params.workspace + params.local.block_begin);
   const int64_t tasks = __ldcg(block_begin + params.num_slots) * params.problem.intermediate_blocks();
   if (ptx::fetch_add_relaxed_gpu(&params.state->gemm1_done, 1) + 1 != static_cast<uint64_t>(tasks)) return;
-  __threadfence();
   publish_drained(params, epoch);
 }
 
 // All lanes.
 __device__ __forceinline__ void publish_gemm2(const Params& params, const BlockTask& task, int lane) {
   const auto* routes = reinterpret_cast<const int4*>(params.workspace + params.local.routes) + task.route_begin;
-  __threadfence_system();
+  ptx::fence_system();
   for (int row = lane; row < task.count; row += 32) {
     const int4 route = __ldcg(routes + row);
     ptx::add_relaxed_system(reinterpret_cast<uint32_t*>(params.peers[route.x] + params.symmetric.arrivals) + route.y, 1);
@@ -32,14 +31,14 @@ __device__ __forceinline__ void publish_gemm2(const Params& params, const BlockT
 }
 
 __device__ __forceinline__ void publish_dispatch(const Params& params, uint64_t epoch, int64_t num_tokens) {
-  __threadfence_system();
-  const uint64_t done = ptx::fetch_add_acq_rel_gpu(&params.state->dispatch_done, 1) + 1;
-  if (done == static_cast<uint64_t>(ceil_div(num_tokens, dispatch_chunk(num_tokens)))) publish_arrived(params, epoch, num_tokens);
+  ptx::fence_system();
+  const uint64_t done = ptx::fetch_add_relaxed_gpu(&params.state->dispatch_done, 1) + 1;
+  if (done == static_cast<uint64_t>(dispatch_chunks(num_tokens))) publish_arrived(params, epoch, num_tokens);
 }
 
 __device__ __forceinline__ void publish_arranged(const Params& params, const BlockTask& task) {
   if (!has_many_tokens(task) || task.index >= static_cast<int64_t>(pieces_of_block(task))) return;
-  __threadfence();
+  ptx::fence_gpu();
   ptx::add_relaxed_gpu(block_arranged(params, task.block), 1);
 }
 

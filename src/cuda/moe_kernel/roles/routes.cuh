@@ -1,14 +1,13 @@
 // Task: routes - builds the rank's route lists in the canonical order (source rank, token, slot), by counting. Each math warp of each task has a
-// stretch of the sequence of all routes: it counts, the counts become places, and it goes over its stretch again.
+// stretch of the sequence of all routes: it counts, the counts become places, and it goes over its stretch again. Few routes are one task's.
 #pragma once
 
-#include "cuda/moe_kernel/roles/arranged_rows.cuh"
-#include "cuda/moe_kernel/roles/dispatch.cuh"
+#include "cuda/moe_kernel/roles/few_routes.cuh"
 
 namespace monomoe::cuda {
 
 // A thread block's counters [warp][slot] and totals [slot] lie in the memory of the token stages: no GEMM is under way yet.
-static_assert(((kMathWarps + 1) * kMaxExperts + 1) * sizeof(uint32_t) <= kUnits * kUnitBytes * 3, "the counters of the most experts fit the token stages");
+static_assert(((kMathWarps + 1) * kMaxExperts + 1) * sizeof(uint32_t) + sizeof(FewRoutes) <= kUnits * kUnitBytes * 3, "the counters of the most experts fit the token stages");
 
 // The lanes whose slot is this lane's; slots are below 2^bits - 1, and -1 is one of its own.
 __device__ __forceinline__ uint32_t same_slot_lanes(int slot, int bits) {
@@ -61,22 +60,6 @@ __device__ __forceinline__ void visit_stretch(const Params& params, int64_t begi
   }
 }
 
-__device__ __forceinline__ bool await_arrived(const Params& params, uint64_t epoch, int lane) {
-  bool ok = true;
-  const SymmetricFlags* flags = symmetric_flags(params, params.self);
-  for (int src = lane; src < params.problem.ranks; src += 32) {
-    ok &= await_at_least(
-        params, [&] { return ptx::load_acquire_system(&flags->arrived[src]); }, epoch, TaskKind::kRoutes, WaitFlag::kArrived,
-        static_cast<uint64_t>(src), 0);
-    const uint64_t tag = ptx::load_relaxed_system(&flags->layer[src]);
-    if (ok && tag != params.layer_tag) {
-      raise_error(params, DeviceErrorCode::kLayerMismatch, TaskKind::kRoutes, WaitFlag::kLayer, static_cast<uint64_t>(src), params.layer_tag, tag, 0);
-      ok = false;
-    }
-  }
-  return __all_sync(0xFFFFFFFFu, ok);
-}
-
 // Warps that have a stretch; their counters are rows [warp][slot] in the workspace.
 __device__ __forceinline__ uint32_t* count_row(const Params& params, int64_t warp) {
   return reinterpret_cast<uint32_t*>(params.workspace + params.local.route_counts) + warp * params.num_slots;
@@ -104,47 +87,7 @@ __device__ __forceinline__ void scan_counts(const Params& params, uint32_t* plac
   }
 }
 
-// How many routes each expert has -> where its list begins, at a multiple of eight; the list of blocks. One warp.
-__device__ __forceinline__ void place_experts(const Params& params, uint32_t* totals, int lane) {
-  auto* expert_begin = reinterpret_cast<int64_t*>(params.workspace + params.local.expert_begin);
-  auto* block_begin = reinterpret_cast<int64_t*>(params.workspace + params.local.block_begin);
-  auto* infos = reinterpret_cast<BlockInfo*>(params.workspace + params.local.blocks);
-  int64_t rows = 0, blocks = 0;
-  bool many = false;
-  for (int base = 0; base < params.num_slots; base += 32) {
-    const int slot = base + lane;
-    const int64_t count = slot < params.num_slots ? totals[slot] : 0;
-    const int64_t own_blocks = ceil_div(count, kGpuTokenBlock), own_rows = round_up(count, kRowGroup);
-    many |= count > kFewTokens;
-    int64_t rows_to = own_rows, blocks_to = own_blocks;
-    for (int step = 1; step < 32; step *= 2) {
-      const int64_t r = __shfl_up_sync(0xFFFFFFFFu, rows_to, step), b = __shfl_up_sync(0xFFFFFFFFu, blocks_to, step);
-      if (lane >= step) {
-        rows_to += r;
-        blocks_to += b;
-      }
-    }
-    if (slot < params.num_slots) {
-      const int64_t place = rows + rows_to - own_rows;
-      expert_begin[slot] = place;
-      totals[slot] = static_cast<uint32_t>(place);
-      int64_t block = blocks + blocks_to - own_blocks;
-      for (int64_t done = 0; done < count; done += kGpuTokenBlock, ++block) {
-        infos[block] = {place + done, slot, static_cast<int32_t>(min_of(count - done, kGpuTokenBlock))};
-        *block_done(params, block) = 0;
-        *block_arranged(params, block) = 0;
-      }
-    }
-    rows += __shfl_sync(0xFFFFFFFFu, rows_to, 31);
-    blocks += __shfl_sync(0xFFFFFFFFu, blocks_to, 31);
-  }
-  many = __any_sync(0xFFFFFFFFu, many);
-  if (lane != 0) return;
-  block_begin[params.num_slots] = blocks;
-  params.state->arranges = many ? 1 : 0;
-}
-
-// The routes of all sources, and how they are cut: small calls are one task's work, large ones are shared out.
+// The routes of all sources, and how they are cut.
 struct RouteSequence {
   int64_t total;
   int tasks;
@@ -155,7 +98,7 @@ __device__ __forceinline__ RouteSequence route_sequence(const Params& params) {
   const SymmetricFlags* flags = symmetric_flags(params, params.self);
   int64_t total = 0;
   for (int src = 0; src < params.problem.ranks; ++src) total += static_cast<int64_t>(ptx::load_relaxed_system(&flags->num_tokens[src])) * params.problem.topk;
-  return {total, static_cast<int>(max_of(1, min_of(ceil_div(total, kRoutesOfTask), kRouteTasks))), 32 - __clz(params.num_slots)};
+  return {total, static_cast<int>(max_of(2, min_of(ceil_div(total, kRoutesOfTask), kRouteTasks))), 32 - __clz(params.num_slots)};
 }
 
 // Counts the stretches of task `task`'s warps.
@@ -169,33 +112,17 @@ __device__ __forceinline__ void count_routes(const Params& params, uint32_t* cou
     if (slot >= 0) atomicAdd(own + slot, 1u);
   });
   __syncwarp();
-  if (routes.tasks == 1) return;
   for (int slot = lane; slot < params.num_slots; slot += 32) count_row(params, row)[slot] = own[slot];
 }
 
-// scan_counts for the only task: the counts are those in shared memory.
-__device__ __forceinline__ void scan_own_counts(const Params& params, uint32_t* counts, uint32_t* totals, int math_thread) {
-  for (int slot = math_thread; slot < params.num_slots; slot += kMathThreads) {
-    uint32_t before = 0;
-    for (int warp = 0; warp < kMathWarps; ++warp) {
-      const uint32_t own = counts[warp * params.num_slots + slot];
-      counts[warp * params.num_slots + slot] = before;
-      before += own;
-    }
-    totals[slot] = before;
-  }
-}
-
-// Writes the routes of the stretches of task `task`'s warps where they belong. begins: of the experts' lists, if they are in shared memory.
-__device__ __forceinline__ void place_routes(const Params& params, uint32_t* counts, const uint32_t* begins, const RouteSequence& sequence, int task,
-                                             int math_thread) {
+// Writes the routes of the stretches of task `task`'s warps where they belong.
+__device__ __forceinline__ void place_routes(const Params& params, uint32_t* counts, const RouteSequence& sequence, int task, int math_thread) {
   const int warp = math_thread / 32, lane = math_thread % 32;
   const int64_t row = task * kMathWarps + warp, rows = sequence.tasks * kMathWarps;
   const auto* expert_begin = reinterpret_cast<const int64_t*>(params.workspace + params.local.expert_begin);
   uint32_t* own = counts + warp * params.num_slots;
   for (int slot = lane; slot < params.num_slots; slot += 32) {
-    if (begins != nullptr) own[slot] += begins[slot];
-    else own[slot] = __ldcg(count_row(params, row) + slot) + static_cast<uint32_t>(__ldcg(reinterpret_cast<const long long*>(expert_begin) + slot));
+    own[slot] = __ldcg(count_row(params, row) + slot) + static_cast<uint32_t>(__ldcg(reinterpret_cast<const long long*>(expert_begin) + slot));
   }
   __syncwarp();
   auto* routes = reinterpret_cast<Route*>(params.workspace + params.local.routes);
@@ -209,36 +136,28 @@ __device__ __forceinline__ void place_routes(const Params& params, uint32_t* cou
   });
 }
 
-// Thread 0, when all routes are placed.
-__device__ __forceinline__ void publish_routes(const Params& params, uint64_t epoch) {
-  __threadfence();
-  const auto* block_begin = reinterpret_cast<const int64_t*>(params.workspace + params.local.block_begin);
-  if (__ldcg(block_begin + params.num_slots) == 0) publish_drained(params, epoch);
-  ptx::store_release_gpu(&params.state->routes_ready, epoch);
-}
-
 // Whether this thread block is the last of `tasks` to come here. All math threads; what the others wrote before is visible after it.
 __device__ __forceinline__ bool is_last(uint64_t* counter, int tasks, uint32_t* shared, int math_thread) {
   math_barrier();
   if (math_thread == 0) {
-    __threadfence();
     *shared = ptx::fetch_add_acq_rel_gpu(counter, 1) + 1 == static_cast<uint64_t>(tasks);
-    __threadfence();
+    ptx::fence_gpu();
   }
   math_barrier();
   return *shared != 0;
 }
 
-// How many tasks share the routes of this call; 0: the rank gave up. Task 0 looks at the sources' flags and tells the others, which must not look: a
-// task without work may run late, when a source has been told that its rows are drained and has begun its next call. All math threads.
-__device__ __forceinline__ int plan_routes(const Params& params, int64_t index, uint64_t epoch, uint32_t* shared, int math_thread) {
+// How many tasks share the routes of this call; 1: task 0 lists them alone; 0: the rank gave up. Task 0 looks at the sources' flags and tells the
+// others, which must not look: a task without work may run late, when a source has been told that its rows are drained and has begun its next
+// call. All math threads.
+__device__ __forceinline__ int plan_routes(const Params& params, int64_t index, uint64_t epoch, FewRoutes& few, uint32_t* shared, int math_thread) {
   const int lane = math_thread % 32;
   math_barrier();  // the memory of an earlier routes task is free
   if (math_thread < 32) {
     uint32_t tasks = 0;
     if (index == 0) {
-      if (await_arrived(params, epoch, lane)) tasks = static_cast<uint32_t>(route_sequence(params).tasks);
-      if (tasks != 0 && lane == 0) ptx::store_release_gpu(&params.state->routes_planned, epoch << 8 | tasks);
+      if (await_arrived(params, epoch, lane)) tasks = add_up_routes(params, few, lane) <= kFewRoutes ? 1 : static_cast<uint32_t>(route_sequence(params).tasks);
+      if (tasks != 0 && lane == 0) ptx::store_relaxed_gpu(&params.state->routes_planned, epoch << 8 | tasks);
     } else if (lane == 0) {
       const uint64_t* planned = &params.state->routes_planned;
       const bool told = await_at_least(
@@ -253,53 +172,50 @@ __device__ __forceinline__ int plan_routes(const Params& params, int64_t index, 
 }
 static_assert(kRouteTasks < 256, "the number of tasks has eight bits beside the epoch");
 
-// Tasks [0, kRouteTasks) count, and the last to finish makes the counts places; tasks from kRouteTasks on place the routes. A small call is all
-// done by task 0.
+// A part of a large call's routes. Tasks below kRouteTasks count, and the last to finish makes the counts places; the others place the routes.
+__device__ __forceinline__ void list_part(const Params& params, uint32_t* counts, uint32_t* totals, uint32_t* shared, int64_t index, uint64_t epoch,
+                                          int math_thread) {
+  const int warp = math_thread / 32, lane = math_thread % 32;
+  RouteSequence routes = route_sequence(params);
+  const bool places = index >= kRouteTasks;
+  const int task = static_cast<int>(places ? index - kRouteTasks : index);
+  if (task >= routes.tasks) return;
+  if (!places) {
+    count_routes(params, counts, routes, task, math_thread);
+    if (!is_last(&params.state->counted, routes.tasks, shared, math_thread)) return;
+    scan_counts(params, totals, routes.tasks * kMathWarps, warp, lane);
+    math_barrier();
+    if (warp == 0) {
+      const uint32_t listed = place_experts(params, totals, lane);
+      if (lane == 0) params.state->listed = listed;
+    }
+    math_barrier();
+    if (math_thread != 0) return;
+    ptx::fence_gpu();
+    ptx::store_relaxed_gpu(&params.state->routes_counted, epoch);
+    return;
+  }
+  const bool counted = await_at_least(
+      params, [&] { return ptx::load_acquire_gpu(&params.state->routes_counted); }, epoch, TaskKind::kRoutes, WaitFlag::kRoutesReady,
+      static_cast<uint64_t>(params.self), 0);
+  if (!counted) routes.total = 0;
+  place_routes(params, counts, routes, task, math_thread);
+  ptx::fence_proxy_async_smem();  // bulk copies write here next
+  if (!is_last(&params.state->placed, routes.tasks, shared, math_thread)) return;
+  if (math_thread == 0) publish_routes(params, static_cast<uint32_t>(__ldcg(reinterpret_cast<const unsigned long long*>(&params.state->listed))), epoch);
+}
+
 template <class C>
 __device__ __forceinline__ void routes_task(const Params& params, SharedStorage<C>& smem, int64_t index, uint64_t epoch, int64_t num_tokens, int math_thread) {
   const int warp = math_thread / 32, lane = math_thread % 32;
   if (index == 0 && num_tokens == 0 && warp == 0 && await_drained(params, epoch, lane) && lane == 0) publish_arrived(params, epoch, 0);
-  const bool places = index >= kRouteTasks;
-  const int task = static_cast<int>(places ? index - kRouteTasks : index);
   auto* counts = reinterpret_cast<uint32_t*>(smem.tokens);
   uint32_t* totals = counts + kMathWarps * params.num_slots;
   uint32_t* shared = totals + params.num_slots;
-  const int tasks = plan_routes(params, index, epoch, shared, math_thread);
-  if (task >= tasks || (places && tasks == 1)) return;
-  RouteSequence routes = route_sequence(params);
-  if (!places) {
-    count_routes(params, counts, routes, task, math_thread);
-    if (tasks == 1) {
-      math_barrier();
-      scan_own_counts(params, counts, totals, math_thread);
-    } else {
-      if (!is_last(&params.state->counted, tasks, shared, math_thread)) return;
-      scan_counts(params, totals, tasks * kMathWarps, warp, lane);
-    }
-    math_barrier();
-    if (warp == 0) place_experts(params, totals, lane);
-    math_barrier();
-    if (tasks > 1) {
-      if (math_thread == 0) {
-        __threadfence();
-        ptx::store_release_gpu(&params.state->routes_counted, epoch);
-      }
-      return;
-    }
-  } else {
-    const bool counted = await_at_least(
-        params, [&] { return ptx::load_acquire_gpu(&params.state->routes_counted); }, epoch, TaskKind::kRoutes, WaitFlag::kRoutesReady,
-        static_cast<uint64_t>(params.self), 0);
-    if (!counted) routes.total = 0;
-  }
-  place_routes(params, counts, places ? nullptr : totals, routes, task, math_thread);
-  ptx::fence_proxy_async_smem();  // bulk copies write here next
-  if (tasks > 1) {
-    if (!is_last(&params.state->placed, tasks, shared, math_thread)) return;
-  } else {
-    math_barrier();
-  }
-  if (math_thread == 0) publish_routes(params, epoch);
+  auto& few = *reinterpret_cast<FewRoutes*>(shared + 1);
+  const int tasks = plan_routes(params, index, epoch, few, shared, math_thread);
+  if (tasks > 1) list_part(params, counts, totals, shared, index, epoch, math_thread);
+  else if (tasks == 1 && index == 0) list_few_routes(params, few, counts, totals, epoch, math_thread);
 }
 
 }  // namespace monomoe::cuda

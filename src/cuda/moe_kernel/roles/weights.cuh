@@ -16,8 +16,7 @@ __device__ __forceinline__ void stream_weights(const Params& params, SharedStora
                                                RingCursor<C::kWeightSlots>& slot, uint64_t policy) {
   const bool down = is_down(task), many = has_many_tokens(task);
   const auto [k_blocks, halves] = task_extent(params, task);
-  const uint8_t* tile = params.slot_data[task.slot] +
-                        (down ? params.experts.down_half(2 * task.tile, 0) : params.experts.gate_up_half(2 * task.tile, 0));
+  const uint8_t* tile = task.expert + (down ? params.experts.down_half(2 * task.tile, 0) : params.experts.gate_up_half(2 * task.tile, 0));
   const int outer = many ? halves : 1, inner = many ? k_blocks : k_blocks * halves;
   const int64_t outer_bytes = C::kHalfBytes, inner_bytes = many ? halves * static_cast<int64_t>(C::kHalfBytes) : C::kHalfBytes;
   for (int o = 0; o < outer; ++o) {
@@ -41,7 +40,7 @@ __device__ __forceinline__ void prefetch_first_tile(const Params& params, int64_
   const int64_t tiles = p.intermediate_blocks(), slot = blockIdx.x / tiles;
   if (slot >= params.num_slots || num_tokens * p.ranks * p.topk < 3 * p.experts) return;
   const int64_t tile_bytes = 2 * params.experts.gate_up_k_blocks * C::kHalfBytes;
-  const uint8_t* tile = params.slot_data[slot] + params.experts.gate_up_half(2 * (blockIdx.x % tiles), 0);
+  const uint8_t* tile = params.packed_experts + slot * params.experts.bytes + params.experts.gate_up_half(2 * (blockIdx.x % tiles), 0);
   for (int64_t at = 0; at < min_of(kBytes, tile_bytes); at += 2 * C::kHalfBytes) ptx::prefetch_l2(tile + at, 2 * C::kHalfBytes);
 }
 

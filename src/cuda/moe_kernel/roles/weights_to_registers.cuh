@@ -17,19 +17,29 @@ __device__ __forceinline__ void expand_word(uint32_t word, uint2 table, uint32_t
   y = ptx::byte_permute(table.x, table.y, magnitudes >> 16) | ((word << 4) & 0x80808080u);
 }
 
-// a[4 * i + r] is register r of k32 step i for one block of 64 rows: r 0, 1: rows g, g + 8 with h 0; r 2, 3: the same with h 1.
-__device__ __forceinline__ void expand_fp4(uint32_t (&a)[16], uint32_t tables, uint32_t half, int block, int thread) {
+// What a thread needs of one block of 64 rows to expand it: words of codes, and the tables of their scales.
+struct PackedFragment {
+  uint4 first, second;
+  uint2 table[4];
+};
+
+__device__ __forceinline__ PackedFragment load_fragment(uint32_t tables, uint32_t half, int block, int thread) {
   const uint32_t codes = half + block * 4096 + thread * 16;
-  const uint4 u = ptx::load_shared_16(codes), v = ptx::load_shared_16(codes + 2048);
   const uint32_t scales = ptx::load_shared_4(half + static_cast<uint32_t>(kFp4CodeBytes) + block * 512 + thread * 4);
   const uint32_t gate = tables, up = tables + sizeof(ExpandTables::entry[0]);
-  const uint2 table[4] = {ptx::load_shared_8(gate + ((scales << 3) & 0x7F8u)), ptx::load_shared_8(up + ((scales >> 5) & 0x7F8u)),
-                          ptx::load_shared_8(gate + ((scales >> 13) & 0x7F8u)), ptx::load_shared_8(up + ((scales >> 21) & 0x7F8u))};
-  const uint32_t words[4][2] = {{u.x, u.y}, {u.z, u.w}, {v.x, v.y}, {v.z, v.w}};
+  return {ptx::load_shared_16(codes),
+          ptx::load_shared_16(codes + 2048),
+          {ptx::load_shared_8(gate + ((scales << 3) & 0x7F8u)), ptx::load_shared_8(up + ((scales >> 5) & 0x7F8u)),
+           ptx::load_shared_8(gate + ((scales >> 13) & 0x7F8u)), ptx::load_shared_8(up + ((scales >> 21) & 0x7F8u))}};
+}
+
+// a[4 * i + r] is register r of k32 step i for one block of 64 rows: r 0, 1: rows g, g + 8 with h 0; r 2, 3: the same with h 1.
+__device__ __forceinline__ void expand_fragment(uint32_t (&a)[16], const PackedFragment& packed) {
+  const uint32_t words[4][2] = {{packed.first.x, packed.first.y}, {packed.first.z, packed.first.w}, {packed.second.x, packed.second.y}, {packed.second.z, packed.second.w}};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) expand_word(words[i][r], table[(i >> 1) * 2 + r], a[4 * i + r], a[4 * i + 2 + r]);
+    for (int r = 0; r < 2; ++r) expand_word(words[i][r], packed.table[(i >> 1) * 2 + r], a[4 * i + r], a[4 * i + 2 + r]);
   }
 }
 
