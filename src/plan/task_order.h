@@ -3,9 +3,9 @@
 //
 //   dispatch chunks | route lists | GEMM1 tiles | GEMM2 tiles | combine chunks
 //
-// A GPU that arranges token rows before it multiplies them does so some blocks ahead: the first blocks' pieces come before the GEMM1 tiles, and
-// behind the tiles of block b come the pieces of block b + ahead. Their memory is a ring of twice as many blocks, so that what a piece waits for
-// (the block that used its memory) was claimed long ago.
+// A GPU that arranges token rows before it multiplies them has tasks for the first blocks' pieces, before the GEMM1 tiles. The others' pieces are claimed
+// from a counter of their own, in the order of the blocks, by whoever waits for something else; their memory is a ring of blocks, and a piece may
+// wait for GEMM1 of the block that used it. So long as nobody who holds a piece waits without working on it, that is topological too.
 //
 // The number of GEMM tasks is known once the route lists exist; a claimer of a later ticket waits for them first.
 #pragma once
@@ -22,7 +22,7 @@ enum class TaskKind : uint8_t { kDispatch, kRoutes, kArrange, kGemm1, kGemm2, kC
 struct Task {
   TaskKind kind = TaskKind::kNone;
   int64_t index = 0;  // dispatch, combine: chunk of tokens; routes: part; arrange: piece
-  int64_t block = 0;  // arrange, GEMMs: token block, over all experts of the rank; an arrange task may name one past the last
+  int64_t block = 0;  // arrange, GEMMs: token block, over all experts of the rank
   int64_t tile = 0;   // GEMMs: tile of 256 weight rows
 };
 
@@ -38,7 +38,8 @@ struct TaskCounts {
 
   MONOMOE_HD constexpr int64_t before_gemms() const { return dispatch_chunks + route_tasks; }
   MONOMOE_HD constexpr int64_t arranged_ahead() const { return min_of(arrange_ahead, blocks) * arrange_pieces; }
-  MONOMOE_HD constexpr int64_t before_gemm2() const { return before_gemms() + arranged_ahead() + blocks * (gemm1_tiles + arrange_pieces); }
+  MONOMOE_HD constexpr int64_t arranged_later() const { return blocks * arrange_pieces - arranged_ahead(); }
+  MONOMOE_HD constexpr int64_t before_gemm2() const { return before_gemms() + arranged_ahead() + blocks * gemm1_tiles; }
   MONOMOE_HD constexpr int64_t total() const { return before_gemm2() + blocks * gemm2_tiles + combine_chunks; }
 };
 
@@ -52,13 +53,11 @@ MONOMOE_HD constexpr Task task_at(const TaskCounts& counts, int64_t ticket) {
     return {TaskKind::kArrange, ticket - block * counts.arrange_pieces, block, 0};
   }
   ticket -= counts.arranged_ahead();
-  const int64_t per_block = counts.gemm1_tiles + counts.arrange_pieces;
-  if (ticket < counts.blocks * per_block) {
-    const int64_t block = divide(ticket, per_block), at = ticket - block * per_block;
-    if (at < counts.gemm1_tiles) return {TaskKind::kGemm1, 0, block, at};
-    return {TaskKind::kArrange, at - counts.gemm1_tiles, block + counts.arrange_ahead, 0};
+  if (ticket < counts.blocks * counts.gemm1_tiles) {
+    const int64_t block = divide(ticket, counts.gemm1_tiles);
+    return {TaskKind::kGemm1, 0, block, ticket - block * counts.gemm1_tiles};
   }
-  ticket -= counts.blocks * per_block;
+  ticket -= counts.blocks * counts.gemm1_tiles;
   if (ticket < counts.blocks * counts.gemm2_tiles) {
     const int64_t block = divide(ticket, counts.gemm2_tiles);
     return {TaskKind::kGemm2, 0, block, ticket - block * counts.gemm2_tiles};
@@ -66,6 +65,12 @@ MONOMOE_HD constexpr Task task_at(const TaskCounts& counts, int64_t ticket) {
   ticket -= counts.blocks * counts.gemm2_tiles;
   if (ticket < counts.combine_chunks) return {TaskKind::kCombine, ticket, 0, 0};
   return {};
+}
+
+// A piece without a ticket: number [0, arranged_later()).
+MONOMOE_HD constexpr Task later_piece(const TaskCounts& counts, int64_t number) {
+  const int64_t block = divide(number, counts.arrange_pieces);
+  return {TaskKind::kArrange, number - block * counts.arrange_pieces, min_of(counts.arrange_ahead, counts.blocks) + block, 0};
 }
 
 // Tokens of one dispatch or combine task.

@@ -69,22 +69,45 @@ struct Swiglu {
   }
 };
 
-// The kernel's division without branches against div_rn: as SwiGLU uses it, and for any d in [1, 2^64).
+// The kernel's division without branches against div_rn: for any d in [1, 2^64), and for exponentials.
 struct Division {
   static constexpr const char* name = "division of the kernel's SwiGLU";
   static constexpr std::uint32_t count = 1u << 24;
   MONOMOE_HD std::uint32_t operator()(std::uint32_t i) const {
-    const float g = bits_float(((127u - 64u) << 23) + mix(i) % (128u << 23) + (i & 1u) * 0x80000000u);
-    const float near = add_rn(mul_rn(bits_float((mix(i + 0x9E3779B9u) & 0x007FFFFFu) | (127u << 23)), -90.0f), 45.0f);  // -135 .. -45
+    const float medium = bits_float(((127u - 50u) << 23) + mix(i) % (114u << 23) + (i & 1u) * 0x80000000u);
     const float any = bits_float((127u << 23) + mix(i ^ 0x5bd1e995u) % (64u << 23));
-    const float medium = bits_float(((127u - 50u) << 23) + mix(i) % (114u << 23));
-    return quotient(g, add_rn(1.0f, exp_contract(-g))) ^ mix(quotient(near, add_rn(1.0f, exp_contract(-near)))) ^ mix(quotient(medium, any) + 1u);
+    const float near = add_rn(mul_rn(bits_float((mix(i + 0x9E3779B9u) & 0x007FFFFFu) | (127u << 23)), 54.0f), -97.9f);  // -43.9 .. 10
+    return quotient(near, add_rn(1.0f, exp_contract(-near))) ^ mix(quotient(medium, any) + 1u);
   }
   MONOMOE_HD static std::uint32_t quotient(float g, float d) {
 #if defined(__CUDA_ARCH__)
     return result_bits(cuda::divide_in_range(g, d));
 #else
     return result_bits(div_rn(g, d));
+#endif
+  }
+};
+
+// The kernel's SwiGLU against the contract's: gates of any bits, gates as layers have them, and around the bounds of the short way.
+struct KernelSwiglu {
+  static constexpr const char* name = "SwiGLU of the kernel";
+  static constexpr std::uint32_t count = 1u << 24;
+  MONOMOE_HD std::uint32_t operator()(std::uint32_t i) const {
+    const float any = bits_float(mix(i)), up = bits_float(mix(i + 0x85EBCA6Bu));
+    const float usual = mul_rn(static_cast<float>(static_cast<std::int32_t>(mix(i + 77u))), 0x1p-25f);                      // +-64
+    const float bounds[6] = {-44.0f, 0x1p-64f, -0x1p-64f, 0x1p64f, 10.0f, -80.0f};
+    const float bound = bits_float(float_bits(bounds[i % 6u]) + (mix(i + 5u) % 9u) - 4u);
+    const float limits[6] = {10.0f, fp32_infinity(), 7.0f, 0x1p-64f, 0x1p-70f, 1e30f};
+    const float limit = limits[i / 6u % 6u];
+    return value(any, up, limit) ^ mix(value(usual, mul_rn(usual, 0.25f), limit)) ^ mix(value(bound, up, limit) + 1u);
+  }
+  MONOMOE_HD static std::uint32_t value(float gate, float up, float limit) {
+#if defined(__CUDA_ARCH__)
+    float h[1];
+    cuda::swiglu_all([&](int) { return cuda::GateUp{gate, up}; }, limit, h);
+    return result_bits(h[0]);
+#else
+    return result_bits(swiglu(gate, up, limit));
 #endif
   }
 };
@@ -183,7 +206,7 @@ int main() {
     std::printf("numerics_device: NOT RUN, no usable GPU on this machine\n");
     return 4;
   }
-  const bool same = all_same<Decode, Encode, Exponential, Division, Swiglu, Operations, Quantise, TensorCore, WeightCodes>();
+  const bool same = all_same<Decode, Encode, Exponential, Division, Swiglu, KernelSwiglu, Operations, Quantise, TensorCore, WeightCodes>();
   std::printf("numerics_device: %s\n", same ? "PASS, host and device give the same bits" : "FAIL, host and device differ");
   return same ? 0 : 1;
 }

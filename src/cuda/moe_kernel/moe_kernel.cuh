@@ -63,6 +63,7 @@ __device__ __forceinline__ void leave(const Params& params, uint64_t epoch, int6
   state->dispatch_done = 0;
   state->counted = state->placed = 0;
   state->gemm1_done = 0;
+  state->next_piece = 0;
   state->epoch = epoch;
   record_abort(params);
 }
@@ -82,7 +83,7 @@ __global__ __launch_bounds__(C::kThreads, 1) void moe_kernel(const __grid_consta
     const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x / 32), 0), lane = static_cast<int>(threadIdx.x % 32);
     if (warp == kGatherWarp) gather_role(params, smem, lane);
     else if (warp == kPublishWarp) publish_role(params, smem, lane);
-    else if (warp == kClaimWarp && lane == 0) claim_role(params, smem);
+    else if (warp == kClaimWarp) claim_role(params, smem, lane);
     else if (warp == kWeightsWarp && lane == 0) weights_role(params, smem);
   } else if (warpgroup > kMathWarpgroups) {
     if constexpr (!C::is_fp8) {

@@ -36,6 +36,7 @@ struct DeviceState {
   uint64_t routes_ready;     // low half of the epoch << 32 | blocks << 1 | whether any block has its rows arranged
   uint64_t listed;           // the low half of that word, until the routes are placed
   uint64_t gemm1_done;
+  uint64_t next_piece;    // of the rows that are arranged while GEMMs run
   uint64_t blocks_left;   // thread blocks that have ended this call
   uint64_t failed;        // this call ended by a record
 };

@@ -7,6 +7,7 @@
 #include "cuda/moe_kernel/params.h"
 #include "cuda/ptx/sync.cuh"
 #include "plan/source_matrix.h"
+#include "plan/task_order.h"
 
 namespace monomoe::cuda {
 
@@ -84,6 +85,8 @@ struct alignas(1024) SharedStorage {
   ExpandTables tables;
   int32_t table_key[2];  // the shifts the tables are for
   BlockTask queue[kQueueSlots];
+  BlockTask piece;      // what the claiming warp arranges
+  TaskCounts counts;    // the claiming warp's: it has few registers
   uint64_t epoch;       // of this call
   int64_t num_tokens;
   int32_t traced;       // events of this thread block so far

@@ -9,6 +9,9 @@ namespace monomoe::cuda::ptx {
 __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address) {
   return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
 }
+// The same; the shuffle tells the compiler that all lanes have one address, and it keeps descriptors in uniform registers, where WGMMA wants them.
+// 4 % fewer cycles for many tokens; with few the shuffle's latency costs FP4 more than it saves.
+__device__ __forceinline__ uint64_t uniform_descriptor(uint32_t address) { return matrix_descriptor(__shfl_sync(0xFFFFFFFFu, address, 0)); }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kGroups>

@@ -24,7 +24,6 @@ TEST_P(TaskOrder, VisitsEachTaskOnceAfterThoseItWaitsFor) {
     for (const Key& key : done) number += std::get<0>(key) == kind ? 1 : 0;
     return number;
   };
-  int64_t pieces_beyond = 0;
   for (int64_t ticket = 0; ticket < counts.total(); ++ticket) {
     const Task task = task_at(counts, ticket);
     switch (task.kind) {
@@ -36,15 +35,13 @@ TEST_P(TaskOrder, VisitsEachTaskOnceAfterThoseItWaitsFor) {
       case TaskKind::kArrange:
         EXPECT_EQ(all_of(TaskKind::kRoutes), counts.route_tasks);
         EXPECT_LT(task.index, counts.arrange_pieces);
-        pieces_beyond += task.block >= counts.blocks ? 1 : 0;
-        // The memory is a ring of twice as many blocks as are arranged ahead: the block that used it has been claimed.
-        if (const int64_t earlier = task.block - 2 * counts.arrange_ahead; earlier >= 0) {
-          for (int64_t tile = 0; tile < counts.gemm1_tiles; ++tile) EXPECT_TRUE(done.contains({TaskKind::kGemm1, 0, earlier, tile}));
-        }
+        EXPECT_LT(task.block, min_of(counts.arrange_ahead, counts.blocks));
         break;
       case TaskKind::kGemm1:
         EXPECT_EQ(all_of(TaskKind::kRoutes), counts.route_tasks);
-        for (int64_t piece = 0; piece < counts.arrange_pieces; ++piece) EXPECT_TRUE(done.contains({TaskKind::kArrange, piece, task.block, 0}));
+        for (int64_t piece = 0; piece < counts.arrange_pieces && task.block < counts.arrange_ahead; ++piece) {
+          EXPECT_TRUE(done.contains({TaskKind::kArrange, piece, task.block, 0}));
+        }
         EXPECT_LT(task.block, counts.blocks);
         EXPECT_LT(task.tile, counts.gemm1_tiles);
         break;
@@ -60,7 +57,15 @@ TEST_P(TaskOrder, VisitsEachTaskOnceAfterThoseItWaitsFor) {
   }
   EXPECT_EQ(all_of(TaskKind::kDispatch), counts.dispatch_chunks);
   EXPECT_EQ(all_of(TaskKind::kRoutes), counts.route_tasks);
-  EXPECT_EQ(all_of(TaskKind::kArrange) - pieces_beyond, counts.blocks * counts.arrange_pieces);
+  // The pieces without a ticket are the others, in order.
+  EXPECT_EQ(all_of(TaskKind::kArrange) + counts.arranged_later(), counts.blocks * counts.arrange_pieces);
+  for (int64_t number = 0; number < counts.arranged_later(); ++number) {
+    const Task piece = later_piece(counts, number);
+    EXPECT_EQ(piece.kind, TaskKind::kArrange);
+    EXPECT_EQ((piece.block - counts.arrange_ahead) * counts.arrange_pieces + piece.index, number);
+    EXPECT_LT(piece.block, counts.blocks);
+    EXPECT_TRUE(done.insert({piece.kind, piece.index, piece.block, piece.tile}).second);
+  }
   EXPECT_EQ(all_of(TaskKind::kGemm1), counts.blocks * counts.gemm1_tiles);
   EXPECT_EQ(all_of(TaskKind::kGemm2), counts.blocks * counts.gemm2_tiles);
   EXPECT_EQ(all_of(TaskKind::kCombine), counts.combine_chunks);
@@ -100,7 +105,8 @@ TEST(TaskOrder, Gemm2BeginsWhereGemm1Ends) {
   EXPECT_EQ(task_at(no_blocks, no_blocks.before_gemm2() - 1).kind, TaskKind::kRoutes);
   EXPECT_EQ(task_at(no_blocks, no_blocks.before_gemm2()).kind, TaskKind::kCombine);
   const TaskCounts arranged = gpu_counts(5, 4, 2);
-  EXPECT_EQ(arranged.before_gemm2(), 2 + 6 + 2 * 4 + 5 * (3 + 4));
+  EXPECT_EQ(arranged.before_gemm2(), 2 + 6 + 2 * 4 + 5 * 3);
+  EXPECT_EQ(arranged.arranged_later(), 3 * 4);
   EXPECT_EQ(task_at(arranged, arranged.before_gemm2()).kind, TaskKind::kGemm2);
 }
 

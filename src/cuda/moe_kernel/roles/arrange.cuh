@@ -1,17 +1,16 @@
-// Task: arrange - 64 token rows of a block of many tokens, gathered from where their source pushed them into tiles that one bulk copy brings to
-// shared memory: [K block][256 rows x 128 B], swizzled. GEMM1 reads a block's rows once per 128 weight rows, so it pays to sort them once.
+// Task: arrange - some token rows of a block of many tokens, gathered from where their source pushed them into tiles that one bulk copy brings to
+// shared memory: [K block][256 rows x 128 B], swizzled. GEMM1 reads a block's rows once per 128 weight rows, so it pays to sort them once. The
+// math warps arrange before the first GEMM, the claiming warp while GEMMs run.
 #pragma once
 
 #include "cuda/moe_kernel/roles/arranged_rows.cuh"
-#include "cuda/moe_kernel/roles/math_rings.cuh"
 
 namespace monomoe::cuda {
 
-// One warp, one row: 512 bytes, four K blocks, at a time; loads in batches, since each comes from memory.
-__device__ __forceinline__ void arrange_row(const Params& params, const BlockTask& task, int row, int lane) {
-  constexpr int kBatch = 8;
+// One warp, one row: 512 bytes, four K blocks, at a time; kBatch loads are under way, since each comes from memory.
+template <int kBatch>
+__device__ __forceinline__ void arrange_row(const Params& params, const BlockTask& task, const TokenRow& from, int row, int lane) {
   const Problem& p = params.problem;
-  const TokenRow from = token_row(params, task.route_begin + row);
   uint8_t* to = arranged_codes(params, task.block) + row * 128 + (((lane % 8) ^ (row & 7)) << 4);
   float* scales = arranged_scales(params, task.block) + row;
   for (int64_t k_block = lane; k_block < p.hidden_blocks(); k_block += 32) scales[k_block * kGpuTokenBlock] = __ldcg(from.scales + k_block);
@@ -29,26 +28,27 @@ __device__ __forceinline__ void arrange_row(const Params& params, const BlockTas
   }
 }
 
-// Until the last block that was arranged in the same memory has been multiplied. Blocks of few tokens in between have not used it.
-__device__ __forceinline__ void await_memory(const Params& params, int64_t block) {
+// Whether the last block that was arranged in the same memory has been multiplied. Blocks of few tokens in between have not used it.
+__device__ __forceinline__ bool memory_is_free(const Params& params, int64_t block) {
   const auto* blocks = reinterpret_cast<const BlockInfo*>(params.workspace + params.local.blocks);
   for (int64_t earlier = block - params.local.window; earlier >= 0; earlier -= params.local.window) {
-    if (__ldcg(&blocks[earlier].count) <= kFewTokens) continue;
-    const uint32_t* done = block_done(params, earlier);
-    await_at_least(
-        params, [&] { return uint64_t{ptx::load_acquire_gpu(done)}; }, gemm1_tasks_of_block(params), TaskKind::kArrange, WaitFlag::kBlockDone,
-        static_cast<uint64_t>(params.self), static_cast<uint64_t>(earlier));
-    return;
+    if (__ldcg(&blocks[earlier].count) > kFewTokens) return ptx::load_acquire_gpu(block_done(params, earlier)) >= gemm1_tasks_of_block(params);
   }
+  return true;
 }
 
-// task.count is 0 for a block past the last.
+// Tells gather that a piece is there, after all who wrote it.
+__device__ __forceinline__ void publish_arranged(const Params& params, const BlockTask& task) {
+  if (!has_many_tokens(task) || task.index * kArrangeRows >= task.count) return;
+  ptx::fence_gpu();
+  ptx::add_relaxed_gpu(block_arranged(params, task.block), 1);
+}
+
+// Before the first GEMM: memory that nobody has used, and all math warps.
 __device__ __forceinline__ void arrange_task(const Params& params, const BlockTask& task, int math_thread) {
-  const int warp = math_thread / 32, lane = math_thread % 32;
-  const int begin = static_cast<int>(task.index) * kSubtileTokens;
-  if (!has_many_tokens(task) || begin >= task.count) return;
-  await_memory(params, task.block);
-  for (int row = begin + warp; row < min(begin + kSubtileTokens, task.count); row += kMathWarps) arrange_row(params, task, row, lane);
+  const int begin = static_cast<int>(task.index) * kArrangeRows, warp = math_thread / 32, lane = math_thread % 32;
+  if (!has_many_tokens(task)) return;
+  for (int row = begin + warp; row < min(begin + kArrangeRows, task.count); row += kMathWarps) arrange_row<8>(params, task, token_row(params, task.route_begin + row), row, lane);
 }
 
 }  // namespace monomoe::cuda

@@ -1,7 +1,7 @@
 // Where token rows are: where their source pushed them, and arranged as tiles.
 #pragma once
 
-#include "cuda/moe_kernel/roles/claim.cuh"
+#include "cuda/moe_kernel/roles/tasks.cuh"
 
 namespace monomoe::cuda {
 
@@ -10,17 +10,21 @@ struct TokenRow {
   const uint8_t* codes;
   const float* scales;
 };
-__device__ __forceinline__ TokenRow token_row(const Params& params, int64_t route) {
-  const Problem& p = params.problem;
+// Where a row is, as one number: row << 1 | whether it is the rank's own.
+__device__ __forceinline__ int64_t row_place(const Params& params, int64_t route) {
   const auto* routes = reinterpret_cast<const Route*>(params.workspace + params.local.routes);
   const int4 words = __ldcg(reinterpret_cast<const int4*>(routes + route));
   const int64_t src = words.x, token = words.y;
-  const bool own = src == params.self;
-  const int64_t index = own ? token : peer_block(src, params.self) * p.capacity + token;
+  return src == params.self ? token << 1 | 1 : (peer_block(src, params.self) * params.problem.capacity + token) << 1;
+}
+__device__ __forceinline__ TokenRow row_at(const Params& params, int64_t place) {
+  const Problem& p = params.problem;
+  const bool own = (place & 1) != 0;
   const uint8_t* codes = own ? params.workspace + params.local.own_codes : params.peers[params.self] + params.symmetric.row_codes;
   const uint8_t* scales = own ? params.workspace + params.local.own_scales : params.peers[params.self] + params.symmetric.row_scales;
-  return {codes + index * p.hidden, reinterpret_cast<const float*>(scales) + index * p.hidden_blocks()};
+  return {codes + (place >> 1) * p.hidden, reinterpret_cast<const float*>(scales) + (place >> 1) * p.hidden_blocks()};
 }
+__device__ __forceinline__ TokenRow token_row(const Params& params, int64_t route) { return row_at(params, row_place(params, route)); }
 
 __device__ __forceinline__ uint8_t* arranged_codes(const Params& params, int64_t block) {
   return params.workspace + params.local.arranged_codes + block % params.local.window * kGpuTokenBlock * params.problem.hidden;
@@ -39,7 +43,7 @@ __device__ __forceinline__ uint64_t gemm1_tasks_of_block(const Params& params) {
 
 // What gather waits for before GEMM1 of a block of many tokens.
 __device__ __forceinline__ uint64_t pieces_of_block(const BlockTask& task) {
-  return static_cast<uint64_t>((task.count + kSubtileTokens - 1) / kSubtileTokens);
+  return static_cast<uint64_t>((task.count + kArrangeRows - 1) / kArrangeRows);
 }
 
 // Rows of a block rounded up to whole groups of the swizzle.

@@ -1,115 +1,13 @@
-// Role: claim - one thread of the moving warpgroup (warp 0). It runs a task ahead of the others.
-// Waits on:  queue_empty (weights, gather, publish, math, expand), written (math), routes_ready (routes task, gpu scope)
-// Signals:   queue_full
-// Reads:     route lists, expert headers       Writes: smem.queue
-// Ends when: the tickets are exhausted or the rank is aborted; an end task tells the other roles.
+// Role: claim - a warp of the moving warpgroup (warp 0). It runs a task ahead of the others, and arranges rows while it waits.
+// Waits on:  queue_empty (weights, gather, publish, math, expand), written (math), routes_ready (routes task, gpu scope), block_done (publish)
+// Signals:   queue_full, block_arranged
+// Reads:     route lists, expert headers, token rows       Writes: smem.queue, arranged rows
+// Ends when: the tickets and the pieces are exhausted, or the rank is aborted; an end task tells the other roles.
 #pragma once
 
-#include "cuda/moe_kernel/phase.cuh"
-#include "cuda/moe_kernel/shared_storage.cuh"
-#include "cuda/moe_kernel/waits.cuh"
-#include "plan/ring.h"
-#include "plan/task_order.h"
+#include "cuda/moe_kernel/roles/arrange.cuh"
 
 namespace monomoe::cuda {
-
-// Tokens of one dispatch task: as few as make one task a thread block; up to eight of them share out the math warps, more come one after the other.
-__device__ __forceinline__ uint32_t dispatch_chunk(int64_t num_tokens) {
-  const auto tokens = static_cast<uint32_t>(num_tokens), blocks = gridDim.x;
-  for (uint32_t chunk = 1; chunk < kMathWarps; chunk *= 2) {
-    if (tokens <= chunk * blocks) return chunk;
-  }
-  return (tokens + blocks * kMathWarps - 1) / (blocks * kMathWarps) * kMathWarps;
-}
-// Tokens of one combine task: the same, but no more than one a warp.
-__device__ __forceinline__ uint32_t combine_chunk(int64_t num_tokens) { return min(dispatch_chunk(num_tokens), uint32_t{kMathWarps}); }
-__device__ __forceinline__ int64_t dispatch_chunks(int64_t num_tokens) { return divide(num_tokens + dispatch_chunk(num_tokens) - 1, dispatch_chunk(num_tokens)); }
-
-// Pieces of 64 rows in which a block is arranged.
-inline constexpr int kArrangePieces = static_cast<int>(kGpuTokenBlock) / kSubtileTokens;
-
-__device__ __forceinline__ bool is_gemm(TaskKind kind) { return kind == TaskKind::kGemm1 || kind == TaskKind::kGemm2; }
-
-__device__ __forceinline__ bool is_down(const BlockTask& task) { return static_cast<TaskKind>(task.kind) == TaskKind::kGemm2; }
-__device__ __forceinline__ bool has_many_tokens(const BlockTask& task) { return task.count > kFewTokens; }
-
-// What a GEMM task goes over: blocks of 128 along K, and halves of 128 weight rows (the last tile of down may have one).
-struct TaskExtent {
-  int k_blocks, halves;
-};
-__device__ __forceinline__ TaskExtent task_extent(const Params& params, const BlockTask& task) {
-  const bool down = is_down(task);
-  const int64_t halves = (down ? params.experts.down_halves : params.experts.gate_up_halves) - 2 * task.tile;
-  return {static_cast<int>(down ? params.experts.down_k_blocks : params.experts.gate_up_k_blocks), static_cast<int>(min_of(2, halves))};
-}
-
-__device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t phase) {
-  while (!ptx::mbarrier_try_wait(barrier, phase)) {
-  }
-}
-
-// The same for a role that runs ahead: it leaves the issue slots to the others while it waits.
-__device__ __forceinline__ void wait_barrier_patiently(uint32_t barrier, uint32_t phase) {
-  while (!ptx::mbarrier_try_wait(barrier, phase)) __nanosleep(40);
-}
-
-// The block's routes and expert, and the expert's multipliers and shifts. A block past the last has no routes.
-__device__ __forceinline__ void describe_block(const Params& params, int64_t block, int64_t blocks, BlockTask& task) {
-  task.count = 0;
-  if (block >= blocks) return;
-  const int4 words = __ldcg(reinterpret_cast<const int4*>(params.workspace + params.local.blocks) + block);
-  task.route_begin = static_cast<int64_t>(static_cast<uint32_t>(words.x)) | static_cast<int64_t>(words.y) << 32;
-  task.slot = words.z;
-  task.count = words.w;
-  task.block = block;
-  task.expert = params.packed_experts + task.slot * params.experts.bytes;
-  const auto* header = reinterpret_cast<const PackedExpertHeader*>(task.expert);
-  const bool down = is_down(task);
-  task.multiplier[0] = down ? header->down_multiplier : header->gate_multiplier;
-  task.multiplier[1] = down ? header->down_multiplier : header->up_multiplier;
-  task.shift[0] = down ? header->down_shift : header->gate_shift;
-  task.shift[1] = down ? header->down_shift : header->up_shift;
-}
-
-// What is known before the route lists, and what they add.
-__device__ __forceinline__ TaskCounts counts_before_routes(const Params& params, int64_t num_tokens) {
-  TaskCounts counts;
-  counts.dispatch_chunks = dispatch_chunks(num_tokens);
-  counts.route_tasks = 2 * kRouteTasks;
-  const uint32_t chunk = combine_chunk(num_tokens);
-  counts.combine_chunks = divide(num_tokens + chunk - 1, chunk);
-  counts.gemm1_tiles = params.problem.intermediate_blocks();
-  counts.gemm2_tiles = gemm2_tiles(params.problem.hidden);
-  return counts;
-}
-// listed: the word of DeviceState::routes_ready.
-__device__ __forceinline__ void add_blocks(const Params& params, TaskCounts& counts, uint64_t listed) {
-  counts.blocks = static_cast<uint32_t>(listed) >> 1;
-  counts.arrange_pieces = (listed & 1) != 0 ? kArrangePieces : 0;
-  counts.arrange_ahead = max_of(1, params.local.window / 2);
-}
-
-// Tickets that need no counter: a thread block's first task is the one of its number, if that is known before the route lists are.
-__device__ __forceinline__ int64_t given_tickets(const Params& params, const TaskCounts& counts) {
-  return params.phase == LaunchPhase::kSecond ? 0 : min_of(gridDim.x, counts.before_gemms());
-}
-
-__device__ __forceinline__ void put_task(const Params& params, const TaskCounts& counts, const Task& claimed, BlockTask& task) {
-  task.kind = static_cast<int32_t>(claimed.kind);
-  task.index = claimed.index;
-  task.tile = static_cast<int32_t>(claimed.tile);
-  if (is_gemm(claimed.kind) || claimed.kind == TaskKind::kArrange) describe_block(params, claimed.block, counts.blocks, task);
-}
-
-// The first task into the queue, before any role runs.
-template <class C>
-__device__ __forceinline__ void give_first_task(const Params& params, SharedStorage<C>& smem) {
-  const TaskCounts counts = counts_before_routes(params, smem.num_tokens);
-  smem.first_given = blockIdx.x < given_tickets(params, counts);
-  if (!smem.first_given) return;
-  put_task(params, counts, task_at(counts, blockIdx.x), smem.queue[0]);
-  ptx::mbarrier_arrive(smem.queue_full_at(0));
-}
 
 // Until the route lists are there; the word that says how many blocks they have.
 __device__ __forceinline__ bool await_routes(const Params& params, uint64_t epoch, uint64_t& listed) {
@@ -122,52 +20,116 @@ __device__ __forceinline__ bool await_routes(const Params& params, uint64_t epoc
       1, TaskKind::kGemm1, WaitFlag::kRoutesReady, static_cast<uint64_t>(params.self), 0);
 }
 
-// A GEMM2 task that still waits for its rows is enough for one thread block: the next one may be another's.
-__device__ __forceinline__ void await_intermediate(const Params& params, int64_t block) {
-  const auto* done = reinterpret_cast<const uint32_t*>(params.workspace + params.local.block_done) + block;
-  await_at_least(
-      params, [&] { return uint64_t{ptx::load_acquire_gpu(done)}; }, static_cast<uint64_t>(params.problem.intermediate_blocks()), TaskKind::kGemm2,
-      WaitFlag::kBlockDone, static_cast<uint64_t>(params.self), static_cast<uint64_t>(block));
+// Arranging in the background: a piece at a time, a row between two looks at what the warp waits for. Whatever the warp waits for, it goes on with its
+// piece meanwhile, since others may wait for that.
+struct Arranger {
+  enum State : int { kNothing, kNoPiece, kNoMemory, kAtWork };
+  int state = kNothing;
+  int row = 0, end = 0;
+  int64_t place = 0;  // lane i: of the piece's row i
+};
+
+template <class C>
+__device__ __forceinline__ void take_piece(const Params& params, SharedStorage<C>& smem, Arranger& arranger, int lane) {
+  int state = Arranger::kNothing;
+  if (lane == 0) {
+    const auto number = static_cast<int64_t>(ptx::fetch_add_relaxed_gpu(&params.state->next_piece, 1));
+    if (number < smem.counts.arranged_later()) {
+      put_task(params, smem.counts, later_piece(smem.counts, number), smem.piece);
+      const bool empty = !has_many_tokens(smem.piece) || smem.piece.index * kArrangeRows >= smem.piece.count;
+      state = empty ? Arranger::kNoPiece : Arranger::kNoMemory;
+    }
+  }
+  arranger.state = __shfl_sync(0xFFFFFFFFu, state, 0);
+  arranger.row = static_cast<int>(smem.piece.index) * kArrangeRows;
+  arranger.end = min(arranger.row + kArrangeRows, smem.piece.count);
+}
+
+// A little of it. All lanes.
+template <class C>
+__device__ __forceinline__ void arrange_some(const Params& params, SharedStorage<C>& smem, Arranger& arranger, int lane) {
+  if (arranger.state == Arranger::kNothing) return __nanosleep(40);
+  if (arranger.state == Arranger::kNoPiece) return take_piece(params, smem, arranger, lane);
+  if (arranger.state == Arranger::kNoMemory) {
+    const bool free = __shfl_sync(0xFFFFFFFFu, lane == 0 && memory_is_free(params, smem.piece.block), 0) != 0;
+    if (!free) return __nanosleep(200);
+    arranger.state = Arranger::kAtWork;
+    if (arranger.row + lane < arranger.end) arranger.place = row_place(params, smem.piece.route_begin + arranger.row + lane);
+    return;
+  }
+  const int64_t place = __shfl_sync(0xFFFFFFFFu, arranger.place, arranger.row % kArrangeRows);
+  arrange_row<4>(params, smem.piece, row_at(params, place), arranger.row, lane);
+  if (++arranger.row < arranger.end) return;
+  arranger.state = Arranger::kNoPiece;
+  __syncwarp();
+  if (lane == 0) publish_arranged(params, smem.piece);
+}
+
+// What lane 0 claims and puts into the queue.
+struct Claimed {
+  TaskKind kind = TaskKind::kNone;
+  int32_t block = 0;
+};
+
+template <class C>
+__device__ __forceinline__ Claimed claim(const Params& params, SharedStorage<C>& smem, BlockTask& place, bool& routes_known) {
+  TaskCounts& counts = smem.counts;
+  const int64_t ticket = given_tickets(params, counts) + static_cast<int64_t>(ptx::fetch_add_relaxed_gpu(&params.state->next_task, 1));
+  bool more = true;
+  if (ticket >= counts.before_gemms() && !routes_known) {
+    uint64_t listed = 0;
+    more = await_routes(params, smem.epoch, listed);
+    routes_known = true;
+    if (more) add_blocks(params, counts, listed);
+  }
+  Task task = more ? task_at(counts, ticket) : Task{};
+  if (!is_of_this_launch(params, task.kind)) task = {};
+  put_task(params, counts, task, place);
+  return {task.kind, static_cast<int32_t>(task.block)};
 }
 
 template <class C>
-__device__ __forceinline__ void claim_role(const Params& params, SharedStorage<C>& smem) {
-  const uint64_t epoch = smem.epoch;
-  TaskCounts counts = counts_before_routes(params, smem.num_tokens);
-  const int64_t given = given_tickets(params, counts);
+__device__ __forceinline__ void claim_role(const Params& params, SharedStorage<C>& smem, int lane) {
+  if (lane == 0) smem.counts = counts_before_routes(params, smem.num_tokens);
+  __syncwarp();
   bool routes_known = false;
+  Arranger arranger;
   auto queue = RingCursor<kQueueSlots>::producer();
   auto finished = RingCursor<kQueueSlots>::consumer();
   int unfinished = 0;
-  Task last;
+  Claimed last;
+  // Until lane 0 sees that it is so.
+  const auto wait_until = [&](auto ready) {
+    while (__shfl_sync(0xFFFFFFFFu, lane == 0 && ready(), 0) == 0) arrange_some(params, smem, arranger, lane);
+  };
   if (smem.first_given) {
     queue.advance();
     unfinished = 1;
-    last.kind = TaskKind::kDispatch;
   }
-  for (bool more = true; more;) {
+  do {
     // One GEMM task is claimed while the one before is worked on, so that its data can come; more would only spoil the balance.
     for (const int allowed = is_gemm(last.kind) ? 1 : 0; unfinished > allowed; --unfinished, finished.advance()) {
-      wait_barrier_patiently(smem.written_at(finished.slot), finished.phase);
+      wait_until([&] { return ptx::mbarrier_try_wait(smem.written_at(finished.slot), finished.phase); });
     }
-    if (last.kind == TaskKind::kGemm2) await_intermediate(params, last.block);
-    wait_barrier_patiently(smem.queue_empty_at(queue.slot), queue.phase);
-    const int64_t ticket = given + static_cast<int64_t>(ptx::fetch_add_relaxed_gpu(&params.state->next_task, 1));
-    if (ticket >= counts.before_gemms() && !routes_known) {
-      uint64_t listed = 0;
-      more = await_routes(params, epoch, listed);
-      routes_known = true;
-      if (more) add_blocks(params, counts, listed);
+    // A GEMM2 task that still waits for its rows is enough for one thread block: the next one may be another's.
+    if (last.kind == TaskKind::kGemm2) {
+      wait_until([&] { return ptx::load_acquire_gpu(block_done(params, last.block)) >= gemm1_tasks_of_block(params) || aborted(params); });
     }
-    Task claimed = more ? task_at(counts, ticket) : Task{};
-    if (!is_of_this_launch(params, claimed.kind)) claimed = {};
-    put_task(params, counts, claimed, smem.queue[queue.slot]);
-    ptx::mbarrier_arrive(smem.queue_full_at(queue.slot));
+    wait_until([&] { return ptx::mbarrier_try_wait(smem.queue_empty_at(queue.slot), queue.phase); });
+    const bool knew = routes_known;
+    if (lane == 0) {
+      last = claim(params, smem, smem.queue[queue.slot], routes_known);
+      ptx::mbarrier_arrive(smem.queue_full_at(queue.slot));
+    }
+    last.kind = static_cast<TaskKind>(__shfl_sync(0xFFFFFFFFu, static_cast<int>(last.kind), 0));
+    last.block = __shfl_sync(0xFFFFFFFFu, last.block, 0);
+    routes_known = __shfl_sync(0xFFFFFFFFu, routes_known, 0) != 0;
+    if (routes_known && !knew && last.kind != TaskKind::kNone && smem.counts.arranged_later() > 0) arranger.state = Arranger::kNoPiece;
     queue.advance();
     ++unfinished;
-    last = claimed;
-    more = claimed.kind != TaskKind::kNone;
-  }
+  } while (last.kind != TaskKind::kNone);
+  // GEMMs that are under way may wait for pieces that nobody has taken yet.
+  while (arranger.state != Arranger::kNothing && __shfl_sync(0xFFFFFFFFu, lane == 0 && aborted(params), 0) == 0) arrange_some(params, smem, arranger, lane);
 }
 
 }  // namespace monomoe::cuda

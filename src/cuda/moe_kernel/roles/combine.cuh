@@ -12,7 +12,13 @@ __device__ __forceinline__ void add_eight(float (&sum)[8], uint4 v) {
   for (int i = 0; i < 8; ++i) sum[i] = add_rn(sum[i], bf16_decode(static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2)))));
 }
 
-// Channels [256 * part, ...) in steps of 256 * parts.
+__device__ __forceinline__ void store_eight(uint16_t* y, const float (&sum)[8]) {
+  *reinterpret_cast<uint4*>(y) = make_uint4(ptx::encode_bf16_pair(sum[0], sum[1]), ptx::encode_bf16_pair(sum[2], sum[3]),
+                                            ptx::encode_bf16_pair(sum[4], sum[5]), ptx::encode_bf16_pair(sum[6], sum[7]));
+}
+
+// Channels [256 * part, ...) in steps of 256 * parts, kSteps at a time.
+template <int kSteps>
 __device__ __forceinline__ bool combine_token(const Params& params, int64_t token, int part, int parts, int lane) {
   const Problem& p = params.problem;
   const uint8_t* own = params.peers[params.self];
@@ -25,26 +31,35 @@ __device__ __forceinline__ bool combine_token(const Params& params, int64_t toke
       static_cast<uint64_t>(params.self), static_cast<uint64_t>(token));
   if (!__all_sync(0xFFFFFFFFu, here)) return false;
   const auto* rows = reinterpret_cast<const uint16_t*>(own + params.symmetric.contributions) + token * p.topk * p.hidden;
-  for (int64_t channel = part * 256 + lane * 8; channel < p.hidden; channel += parts * 256) {
-    float sum[8] = {};
+  const int64_t step = parts * 256;
+  for (int64_t channel = part * 256 + lane * 8; channel < p.hidden; channel += kSteps * step) {
+    float sum[kSteps][8] = {};
     for (uint32_t left = live; left != 0;) {
-      constexpr int kBatch = 8;  // loads under way at a time
-      uint4 v[kBatch];
+      constexpr int kBatch = 8;
+      uint4 v[kSteps][kBatch];
       uint32_t taken = left;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        v[i] = make_uint4(0, 0, 0, 0);  // defined on every path: else its registers count as live through all tasks
-        if (taken != 0) v[i] = __ldcg(reinterpret_cast<const uint4*>(rows + (__ffs(taken) - 1) * p.hidden + channel));
+        const uint16_t* row = rows + (__ffs(taken) - 1) * p.hidden + channel;
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+          v[k][i] = make_uint4(0, 0, 0, 0);  // defined on every path: else its registers count as live through all tasks
+          if (taken != 0 && channel + k * step < p.hidden) v[k][i] = __ldcg(reinterpret_cast<const uint4*>(row + k * step));
+        }
         taken &= taken - 1;
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (left != 0) add_eight(sum, v[i]);
+        if (left == 0) break;
         left &= left - 1;
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) add_eight(sum[k], v[k][i]);
       }
     }
-    const uint4 out = make_uint4(ptx::encode_bf16_pair(sum[0], sum[1]), ptx::encode_bf16_pair(sum[2], sum[3]), ptx::encode_bf16_pair(sum[4], sum[5]), ptx::encode_bf16_pair(sum[6], sum[7]));
-    *reinterpret_cast<uint4*>(params.y + token * p.hidden + channel) = out;
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      if (channel + k * step < p.hidden) store_eight(params.y + token * p.hidden + channel + k * step, sum[k]);
+    }
   }
   return true;
 }
@@ -54,7 +69,9 @@ __device__ __forceinline__ void combine_task(const Params& params, int64_t index
   const auto tokens = static_cast<int>(combine_chunk(num_tokens));
   const int parts = kMathWarps / tokens;  // warps of a token
   const int64_t token = index * tokens + warp / parts;
-  const bool done = token < num_tokens && combine_token(params, token, warp % parts, parts, lane);
+  bool done = token < num_tokens;
+  // Loads under way are what many tokens are bound by; few are bound by the code's way to here.
+  if (done) done = parts == 1 ? combine_token<2>(params, token, 0, 1, lane) : combine_token<1>(params, token, warp % parts, parts, lane);
   if (parts > 1) math_barrier();  // every warp has seen the counter
   else __syncwarp();
   // Safe: whoever adds next waits for this rank's next arrival first, and that is published after this call.

@@ -58,24 +58,11 @@ __device__ __forceinline__ uint4 load_eight(const Params& params, int64_t token,
   return v;
 }
 
-// 256 channels from base on, to every rank that serves the token.
-__device__ __forceinline__ void send_channels(const Params& params, int64_t token, int64_t base, uint4 v, uint64_t serving, int lane) {
+// The codes of 256 channels from base on, as they lie in memory, and their scale, to every rank that serves the token.
+__device__ __forceinline__ void send_codes(const Params& params, int64_t token, int64_t base, uint4 chunk, float scale, uint64_t serving, int lane) {
   const Problem& p = params.problem;
+  if (base + lane * 8 >= p.hidden) return;
   const int64_t group = base / kBlockK + lane / 16;
-  const bool live = base + lane * 8 < p.hidden;
-  uint32_t words[2] = {v.x, v.y};
-  float scale = 0.0f;
-  if (params.x_scales == nullptr) {
-    const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
-    float x[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = bf16_decode(static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2))));
-    quantise_eight(x, words, scale);
-  } else if (live) {
-    scale = __ldg(params.x_scales + token * p.hidden_blocks() + group);
-  }
-  const uint4 chunk = physical_chunk(words, lane);
-  if (!live) return;
   for (uint64_t left = serving; left != 0; left &= left - 1) {
     const int dst = __ffsll(static_cast<long long>(left)) - 1;
     const bool own = dst == params.self;
@@ -87,21 +74,58 @@ __device__ __forceinline__ void send_channels(const Params& params, int64_t toke
   }
 }
 
-// Channels [256 * part, ...) in steps of 256 * parts of a token's row. Each load comes from memory, so four are under way; the loop is not unrolled,
-// since its instructions come from memory too.
+// kGroups times 256 channels: from base, base + step, ... on. Channels past the end are zeros, and are not sent.
+template <int kGroups>
+__device__ __forceinline__ void send_channels(const Params& params, int64_t token, int64_t base, int64_t step, const uint4 (&v)[kGroups], uint64_t serving,
+                                              int lane) {
+  uint32_t words[kGroups][2];
+  float scale[kGroups] = {};
+  if (params.x_scales == nullptr) {
+    float x[kGroups][8];
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k) {
+      const uint32_t pairs[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[k][i] = bf16_decode(static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2))));
+    }
+    quantise_eight(x, words, scale, lane);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k) {
+      words[k][0] = v[k].x;
+      words[k][1] = v[k].y;
+      const int64_t group = (base + k * step) / kBlockK + lane / 16;
+      if (group < params.problem.hidden_blocks()) scale[k] = __ldg(params.x_scales + token * params.problem.hidden_blocks() + group);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kGroups; ++k) send_codes(params, token, base + k * step, physical_chunk(words[k], lane), scale[k], serving, lane);
+}
+
+// Channels [256 * part, ...) in steps of 256 * parts of a token's row, kGroups steps at a time. Each load comes from memory, so twice as many are under
+// way; the loop is not unrolled, since its instructions come from memory too.
+template <int kGroups>
 __device__ __forceinline__ void dispatch_row(const Params& params, int64_t token, int part, int parts, int lane) {
   const int64_t step = parts * 256, hidden = params.problem.hidden, first = part * 256;
-  const auto load = [&](int64_t base) { return load_eight(params, token, base + lane * 8); };
-  uint4 v0 = load(first), v1 = load(first + step), v2 = load(first + 2 * step), v3 = load(first + 3 * step);
+  const auto load = [&](uint4 (&v)[kGroups], int64_t base) {
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k) v[k] = load_eight(params, token, base + k * step + lane * 8);
+  };
+  uint4 now[kGroups], next[kGroups];
+  load(now, first);
+  load(next, first + kGroups * step);
   const uint64_t serving = send_routes(params, token, part == 0, lane);
   if (serving == 0) return;
 #pragma unroll 1
-  for (int64_t base = first; base < hidden; base += step) {
-    send_channels(params, token, base, v0, serving, lane);
-    v0 = v1;
-    v1 = v2;
-    v2 = v3;
-    v3 = load(base + 4 * step);
+  for (int64_t base = first; base < hidden; base += kGroups * step) {
+    uint4 later[kGroups];
+    load(later, base + 2 * kGroups * step);
+    send_channels<kGroups>(params, token, base, step, now, serving, lane);
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k) {
+      now[k] = next[k];
+      next[k] = later[k];
+    }
   }
 }
 
@@ -111,7 +135,12 @@ __device__ __forceinline__ void dispatch_task(const Params& params, int64_t inde
   await_drained(params, epoch, lane);
   const int parts = max(1, kMathWarps / tokens);  // warps of a token
   const int64_t end = min_of((index + 1) * tokens, num_tokens);
-  for (int64_t token = index * tokens + warp / parts; token < end; token += kMathWarps / parts) dispatch_row(params, token, warp % parts, parts, lane);
+  // Two groups at a time hide each other's latencies where there are many; where there are few, the shorter code is here sooner.
+  if (parts == 1) {
+    for (int64_t token = index * tokens + warp; token < end; token += kMathWarps) dispatch_row<2>(params, token, 0, 1, lane);
+  } else if (const int64_t token = index * tokens + warp / parts; token < end) {
+    dispatch_row<1>(params, token, warp % parts, parts, lane);
+  }
 }
 
 }  // namespace monomoe::cuda

@@ -135,8 +135,9 @@ __device__ __forceinline__ void few_tokens_sums(const Params& params, SharedStor
     const bool more = k_block + 1 < k_blocks;
     const int unit = k_block % kUnits;
     const bool last_unit = unit == kUnits - 1 || !more;
-    const uint64_t tokens = ptx::matrix_descriptor(smem.tokens_at(rings.tokens.slot) + unit * kUnitBytes);
-    const uint64_t rows = ptx::matrix_descriptor(smem.weights_at(slot.slot));
+    const uint32_t tokens_at = smem.tokens_at(rings.tokens.slot) + unit * kUnitBytes;
+    const uint64_t tokens = C::is_fp8 ? ptx::uniform_descriptor(tokens_at) : ptx::matrix_descriptor(tokens_at);
+    const uint64_t rows = C::is_fp8 ? ptx::uniform_descriptor(smem.weights_at(slot.slot)) : 0;
     const uint32_t scales = smem.scales_at(rings.tokens.slot) + unit * kSubtileTokens * 4;
     const uint32_t weights_empty = smem.weights_empty_at(slot.slot);
     const uint32_t tokens_empty = smem.tokens_empty_at(rings.tokens.slot);

@@ -78,8 +78,8 @@ __device__ __forceinline__ void many_tokens_sums(const Params& params, SharedSto
   for (int k_block = 0; k_block < k_blocks; ++k_block) {
     const bool more = k_block + 1 < k_blocks;
     const uint32_t stage = rings.tokens.slot;
-    const uint64_t tokens = ptx::matrix_descriptor(smem.tokens_at(stage) + warpgroup * kUnitBytes);
-    const uint64_t weights = ptx::matrix_descriptor(weights_tile(smem, rings));
+    const uint64_t tokens = ptx::uniform_descriptor(smem.tokens_at(stage) + warpgroup * kUnitBytes);
+    const uint64_t weights = ptx::uniform_descriptor(weights_tile(smem, rings));
     const uint32_t scales = smem.scales_at(stage) + (warpgroup * kSubtileTokens + thread / 32 * 16 + lane / 4) * 4;
     const uint32_t weights_empty = weights_tile_empty(smem, rings), tokens_empty = smem.tokens_empty_at(stage);
     if constexpr (C::is_fp8) {

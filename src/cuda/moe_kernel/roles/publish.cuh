@@ -5,7 +5,7 @@
 // The math warps' arrival, this role's wait and its fence put their writes before its signals, for whoever sees those.
 #pragma once
 
-#include "cuda/moe_kernel/roles/arranged_rows.cuh"
+#include "cuda/moe_kernel/roles/arrange.cuh"
 #include "cuda/moe_kernel/roles/signals.cuh"
 
 namespace monomoe::cuda {
@@ -34,12 +34,6 @@ __device__ __forceinline__ void publish_dispatch(const Params& params, uint64_t 
   ptx::fence_system();
   const uint64_t done = ptx::fetch_add_relaxed_gpu(&params.state->dispatch_done, 1) + 1;
   if (done == static_cast<uint64_t>(dispatch_chunks(num_tokens))) publish_arrived(params, epoch, num_tokens);
-}
-
-__device__ __forceinline__ void publish_arranged(const Params& params, const BlockTask& task) {
-  if (!has_many_tokens(task) || task.index >= static_cast<int64_t>(pieces_of_block(task))) return;
-  ptx::fence_gpu();
-  ptx::add_relaxed_gpu(block_arranged(params, task.block), 1);
 }
 
 template <class C>

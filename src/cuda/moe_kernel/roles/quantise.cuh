@@ -1,4 +1,4 @@
-// Quantising 128 channels held by sixteen lanes, eight neighbouring channels each: what dispatch does to tokens and GEMM1's epilogue to its result.
+// Quantising 128 channels held by sixteen lanes, eight neighbouring channels each: what dispatch does to tokens.
 #pragma once
 
 #include "cuda/ptx/copy.cuh"
@@ -7,21 +7,33 @@
 
 namespace monomoe::cuda {
 
-// words: this lane's codes (k 0..3 and 4..7 of its eight); scale: of the group, in all sixteen lanes. All 32 lanes call.
-__device__ __forceinline__ void quantise_eight(const float (&x)[8], uint32_t (&words)[2], float& scale) {
-  uint32_t largest = 0;
+// words: this lane's codes (k 0..3 and 4..7 of its eight); scale: of the group, in all sixteen lanes. All 32 lanes call. Several independent groups at
+// once, so that the latencies of one hide the other's.
+template <int kGroups>
+__device__ __forceinline__ void quantise_eight(const float (&x)[kGroups][8], uint32_t (&words)[kGroups][2], float (&scale)[kGroups], int lane) {
+  uint32_t largest[kGroups];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) largest = max(largest, magnitude_bits(x[i]));
+  for (int k = 0; k < kGroups; ++k) {
+    largest[k] = 0;
 #pragma unroll
-  for (int mask = 1; mask <= 8; mask *= 2) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, mask));
-  const bool finite = largest < kFp32InfinityBits;
-  const ActivationScale s = activation_scale(bits_float(largest), finite);
-  scale = s.scale;
-  words[0] = words[1] = 0;
+    for (int i = 0; i < 8; ++i) largest[k] = max(largest[k], magnitude_bits(x[k][i]));
+  }
 #pragma unroll
-  for (int i = 0; i < 8; i += 2) {
-    const uint32_t codes = ptx::encode_e4m3_pair(mul_rn(x[i], s.inverse), mul_rn(x[i + 1], s.inverse));
-    words[i / 4] |= finite ? codes << (8 * (i % 4)) : 0u;
+  for (int k = 0; k < kGroups; ++k) {
+    const uint32_t low = __reduce_max_sync(0xFFFFFFFFu, lane < 16 ? largest[k] : 0u), high = __reduce_max_sync(0xFFFFFFFFu, lane < 16 ? 0u : largest[k]);
+    largest[k] = lane < 16 ? low : high;
+  }
+#pragma unroll
+  for (int k = 0; k < kGroups; ++k) {
+    const bool finite = largest[k] < kFp32InfinityBits;
+    const ActivationScale s = activation_scale(bits_float(largest[k]), finite);
+    scale[k] = s.scale;
+    words[k][0] = words[k][1] = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      const uint32_t codes = ptx::encode_e4m3_pair(mul_rn(x[k][i], s.inverse), mul_rn(x[k][i + 1], s.inverse));
+      words[k][i / 4] |= finite ? codes << (8 * (i % 4)) : 0u;
+    }
   }
 }
 

@@ -1,4 +1,4 @@
-// SwiGLU of many values at once: the contract's bits without a branch per division, so that the values' latencies overlap.
+// SwiGLU of many values at once: the contract's bits without branches and with few instructions, so that the values' latencies overlap.
 #pragma once
 
 #include "numerics/bits.h"
@@ -6,46 +6,71 @@
 
 namespace monomoe::cuda {
 
-// g / d for d in [1, infinity] and 2^-64 <= |g| < 2^64 with |g / d| >= 2^-126 or d infinite: Newton steps whose remainders are exact, correctly
-// rounded as div_rn is (tests/cuda_compile/numerics_device.cu compares them). A large d is brought into the middle of the range by a power of two.
-__device__ __forceinline__ float divide_in_range(float g, float d) {
-  const bool large = d >= 0x1p64f;
-  const float divisor = large ? mul_rn(d, 0x1p-32f) : d;
-  float r;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(divisor));
-  r = fma_rn(fma_rn(-divisor, r, 1.0f), r, r);
-  float q = mul_rn(g, r);
-  q = fma_rn(fma_rn(-divisor, q, g), r, q);
-  q = fma_rn(fma_rn(-divisor, q, g), r, q);
-  if (large) q = mul_rn(q, 0x1p-32f);
-  return d == bits_float(kFp32InfinityBits) ? mul_rn(g, 0.0f) : q;
-}
-__device__ __forceinline__ bool division_in_range(float g) {
+// Gates that the short way below takes: 2^-64 <= |g| < 2^64 and g > -44, so that the denominator lies in [1, 2^64).
+__device__ __forceinline__ bool is_ordinary_gate(float g) {
   constexpr uint32_t kSmallest = (127u - 64u) << 23, kSpan = 128u << 23;
-  return magnitude_bits(g) - kSmallest < kSpan;
+  return (float_bits(g) << 1) - (kSmallest << 1) < (kSpan << 1) && g > -44.0f;
+}
+
+// exp_contract(x) for x in [-80, 44], where no factor of it over- or underflows: the power of two is added to the exponent.
+__device__ __forceinline__ float exp_in_range(float x) {
+  const float shifted = fma_rn(x, 0x1.715476p+0f, 0x1.8p23f);
+  const float n = add_rn(shifted, -0x1.8p23f);
+  const float r = fma_rn(n, -0x1.7f7d1cp-20f, fma_rn(n, -0x1.62e400p-1f, x));
+  float q = 0x1.a12a62p-13f;
+  q = fma_rn(q, r, 0x1.6d4944p-10f);
+  q = fma_rn(q, r, 0x1.1110dep-7f);
+  q = fma_rn(q, r, 0x1.5554e4p-5f);
+  q = fma_rn(q, r, 0x1.555556p-3f);
+  q = fma_rn(q, r, 0.5f);
+  const float mantissa = add_rn(1.0f, fma_rn(mul_rn(r, r), q, r));
+  return bits_float(float_bits(mantissa) + (float_bits(shifted) << 23));
+}
+
+// g / d for d in [1, 2^64) and 2^-64 <= |g| < 2^64 with |g / d| >= 2^-126: Newton steps whose remainders are exact, correctly rounded as div_rn is
+// (tests/cuda_compile/numerics_device.cu compares them).
+__device__ __forceinline__ float divide_in_range(float g, float d) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+  r = fma_rn(fma_rn(-d, r, 1.0f), r, r);
+  float q = mul_rn(g, r);
+  q = fma_rn(fma_rn(-d, q, g), r, q);
+  return fma_rn(fma_rn(-d, q, g), r, q);
+}
+
+// clamp_up; a NaN stays one, with other bits.
+__device__ __forceinline__ float clamp_up_keeping_nan(float up, float limit) {
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(up) : "f"(limit));
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(up) : "f"(-limit));
+  return up;
+}
+
+// swiglu(gate, up, limit) for an ordinary gate and limit >= 2^-64. Below -80 the exponential changes 1 + e^x no more.
+__device__ __forceinline__ float swiglu_ordinary(float gate, float up, float limit) {
+  const float g = fminf(gate, limit);
+  return mul_rn(divide_in_range(g, add_rn(1.0f, exp_in_range(fmaxf(-g, -80.0f)))), clamp_up_keeping_nan(up, limit));
 }
 
 struct GateUp {
   float gate, up;
 };
 
-// h[i] = swiglu(rows(i)). Gates outside the range above (zeros, infinities, NaN) send all of the thread's values through div_rn. Where d is large, g is
-// its negative logarithm, so the quotient stays far from the subnormals.
+// h[i] = swiglu(rows(i)). Where a gate is not ordinary (a zero, an infinity, a NaN, or far below zero) the value is made again the long way.
 template <int kCount, class Rows>
 __device__ __forceinline__ void swiglu_all(Rows rows, float limit, float (&h)[kCount]) {
-  bool ordinary = true;
+  const bool limit_is_ordinary = limit >= 0x1p-64f;
+  bool ordinary = limit_is_ordinary;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const GateUp v = rows(i);
-    const float g = clamp_gate(v.gate, limit), d = add_rn(1.0f, exp_contract(-g));
-    ordinary &= division_in_range(g);
-    h[i] = mul_rn(divide_in_range(g, d), clamp_up(v.up, limit));
+    ordinary &= is_ordinary_gate(v.gate);
+    h[i] = swiglu_ordinary(v.gate, v.up, limit);
   }
   if (ordinary) return;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const GateUp v = rows(i);
-    h[i] = swiglu(v.gate, v.up, limit);
+    if (!limit_is_ordinary || !is_ordinary_gate(v.gate)) h[i] = swiglu(v.gate, v.up, limit);
   }
 }
 

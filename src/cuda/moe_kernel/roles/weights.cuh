@@ -5,7 +5,7 @@
 // Ends when: the end task is met. Weights do not depend on tokens, so they stream before the tokens of their task are there.
 #pragma once
 
-#include "cuda/moe_kernel/roles/claim.cuh"
+#include "cuda/moe_kernel/roles/tasks.cuh"
 #include "cuda/ptx/copy.cuh"
 
 namespace monomoe::cuda {
