@@ -16,7 +16,9 @@ namespace monomoe::cuda {
 inline constexpr int64_t kGpuTokenBlock = 256;
 
 // Blocks whose token rows are arranged ahead of GEMM1: more than are in work at a time, few enough to stay in the L2.
-inline constexpr int64_t kArrangeWindow = 24;
+inline constexpr int64_t kArrangeWindow = 32;
+// Of these, blocks that are arranged before the first GEMM.
+inline constexpr int64_t kArrangedFirst = 12;
 // Tasks among which the routes of a large call are shared out, twice: to count and to place.
 inline constexpr int kRouteTasks = 32;
 // The workspace as this backend lays it out.

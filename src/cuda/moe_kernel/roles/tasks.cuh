@@ -83,7 +83,7 @@ __device__ __forceinline__ TaskCounts counts_before_routes(const Params& params,
 __device__ __forceinline__ void add_blocks(const Params& params, TaskCounts& counts, uint64_t listed) {
   counts.blocks = static_cast<uint32_t>(listed) >> 1;
   counts.arrange_pieces = (listed & 1) != 0 ? kArrangePieces : 0;
-  counts.arrange_ahead = max_of(1, params.local.window / 2);
+  counts.arrange_ahead = min_of(kArrangedFirst, params.local.window);
 }
 
 // Tickets that need no counter: a thread block's first task is the one of its number, if that is known before the route lists are.
