@@ -16,10 +16,6 @@ namespace {
 constexpr int64_t kSize = 8192;
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr int kWarmUps = 3, kSamples = 15;
-// Enumerators of cuda's library_types.h, cublas_api.h and cublasLt.h.
-constexpr int kE4m3 = 28, kBf16 = 14, kF32 = 0, kComputeF32 = 68;
-constexpr int kTransposeA = 3, kFastAccumulation = 25, kMaxWorkspace = 1;
-constexpr int32_t kTranspose = 1;
 constexpr int8_t kFast = 1;
 
 Result<void> check_lt(int status, const char* doing) {
@@ -47,15 +43,15 @@ struct Product {
 
   Result<void> prepare() {
     if (auto done = check_lt(lt.create(&handle), "cublasLtCreate"); !done) return done;
-    if (auto done = check_lt(lt.matmul_desc_create(&desc, kComputeF32, kF32), "cublasLtMatmulDescCreate"); !done) return done;
-    if (auto done = check_lt(lt.matmul_desc_set(desc, kTransposeA, &kTranspose, sizeof kTranspose), "the transposition"); !done) return done;
-    if (auto done = check_lt(lt.matmul_desc_set(desc, kFastAccumulation, &kFast, sizeof kFast), "fast accumulation"); !done) return done;
+    if (auto done = check_lt(lt.matmul_desc_create(&desc, kLtComputeF32, kLtF32), "cublasLtMatmulDescCreate"); !done) return done;
+    if (auto done = check_lt(lt.matmul_desc_set(desc, kLtTransposeA, &kLtTranspose, sizeof kLtTranspose), "the transposition"); !done) return done;
+    if (auto done = check_lt(lt.matmul_desc_set(desc, kLtFastAccumulation, &kFast, sizeof kFast), "fast accumulation"); !done) return done;
     for (void** layout : {&a, &b}) {
-      if (auto done = check_lt(lt.layout_create(layout, kE4m3, kSize, kSize, kSize), "cublasLtMatrixLayoutCreate"); !done) return done;
+      if (auto done = check_lt(lt.layout_create(layout, kLtE4m3, kSize, kSize, kSize), "cublasLtMatrixLayoutCreate"); !done) return done;
     }
-    if (auto done = check_lt(lt.layout_create(&d, kBf16, kSize, kSize, kSize), "cublasLtMatrixLayoutCreate"); !done) return done;
+    if (auto done = check_lt(lt.layout_create(&d, kLtBf16, kSize, kSize, kSize), "cublasLtMatrixLayoutCreate"); !done) return done;
     if (auto done = check_lt(lt.preference_create(&preference), "cublasLtMatmulPreferenceCreate"); !done) return done;
-    if (auto done = check_lt(lt.preference_set(preference, kMaxWorkspace, &kWorkspaceBytes, sizeof kWorkspaceBytes), "the workspace"); !done) return done;
+    if (auto done = check_lt(lt.preference_set(preference, kLtMaxWorkspace, &kWorkspaceBytes, sizeof kWorkspaceBytes), "the workspace"); !done) return done;
     int found = 0;
     if (auto done = check_lt(lt.heuristic(handle, desc, a, b, d, d, preference, 1, &best, &found), "cublasLtMatmulAlgoGetHeuristic"); !done) return done;
     return found > 0 ? check_lt(best.state, "its best algorithm") : unavailable("cuBLASLt knows no algorithm for the FP8 product of 8192^3");
