@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -112,6 +113,19 @@ def bench(program: Path) -> dict:
     return result
 
 
+def trace(program: Path) -> dict:
+    """Where the launches' time goes, and whether the file is a trace with slices of every rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        words = ["--geometry", "flash", "--weights", "nvfp4,fp8", "--tokens", "4,1024", "--launch", "one,split", "--repeats", "5"]
+        code, output, _ = run([str(program), "bench", *words, "--backend", "cuda", "--timeout", "20", "--trace", str(file), "--json"], 200)
+        if code != 0:
+            return {"ok": False, "exit": code} | tail_if_failed(False, output)
+        slices = sum(event["ph"] == "X" for event in json.loads(file.read_text())["traceEvents"])
+    rows = [{key: row[key] for key in ("format", "tokens", "launch", "median", "trace")} for row in json.loads(output)["rows"]]
+    return {"ok": len(rows) == 8 and slices > 8 * 132 and all(row["trace"]["complete"] for row in rows), "slices": slices, "rows": rows}
+
+
 def machine() -> dict:
     code, output, _ = run(["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,memory.total", "--format=csv,noheader"], 30)
     gpus = [dict(zip(("name", "driver", "max_clock", "memory"), (f.strip() for f in line.split(",")))) for line in output.splitlines()] if code == 0 else []
@@ -155,6 +169,7 @@ def main() -> int:
         "calls": lambda: googletest(programs["cuda_calls"], 400),
         "kernel_check": lambda: kernel_check(programs["kernel_check"]),
         "bench": lambda: bench(programs["monomoe"]),
+        "trace": lambda: trace(programs["monomoe"]),
         "verify_examples": lambda: verify_examples(programs["monomoe"]),
         "memcheck": lambda: memcheck(programs["cuda_calls"]),
         "verify_cases": lambda: verify_cases(programs["monomoe"]),

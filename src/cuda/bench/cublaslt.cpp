@@ -8,8 +8,7 @@ namespace monomoe::cuda {
 namespace {
 
 // By name: where LD_LIBRARY_PATH and the loader's cache lead. Then the usual folder of a toolkit.
-constexpr const char* kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so", "/usr/local/cuda/lib64/libcublasLt.so.13",
-                                  "/usr/local/cuda/lib64/libcublasLt.so.12"};
+constexpr const char* kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so", "/usr/local/cuda/lib64/libcublasLt.so"};
 
 template <class Function>
 bool find(void* library, const char* name, Function& function) {
