@@ -1,4 +1,4 @@
-// Streams and events that destroy themselves, and the time between two events.
+// Events that destroy themselves, and the time between two of them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "base/result.hpp"
-#include "cuda/layer_workspace.hpp"
 #include "cuda/status.hpp"
 
 namespace monomoe::cuda {
@@ -16,17 +15,11 @@ struct DestroyEvent {
 };
 using Event = std::unique_ptr<CUevent_st, DestroyEvent>;
 
-// Of the current GPU; so are streams.
+// Of the current GPU.
 inline Result<Event> make_event() {
   cudaEvent_t event = nullptr;
   if (auto made = check(cudaEventCreate(&event), "creating an event"); !made) return made.error();
   return Event(event);
-}
-
-inline Result<Stream> make_stream() {
-  cudaStream_t stream = nullptr;
-  if (auto made = check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream"); !made) return made.error();
-  return Stream(stream);
 }
 
 class EventPair {

@@ -9,6 +9,7 @@
 #include "cuda/bench/events.hpp"
 #include "cuda/bench/kernels.hpp"
 #include "cuda/status.hpp"
+#include "cuda/stream.hpp"
 
 namespace monomoe::cuda {
 namespace {
