@@ -86,7 +86,7 @@ struct KindTimes {
 };
 
 Json event_json(const char* name, const cuda::TracedTask& task, uint64_t origin, uint64_t begin, uint64_t end) {
-  const auto microseconds = [](uint64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-3; };
+  const auto microseconds = [](uint64_t nanoseconds) { return static_cast<double>(static_cast<int64_t>(nanoseconds)) * 1e-3; };
   return {{"name", name},           {"ph", "X"}, {"pid", task.rank}, {"tid", task.thread_block}, {"ts", microseconds(begin - origin)},
           {"dur", microseconds(end - begin)}};
 }
