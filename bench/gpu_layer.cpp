@@ -11,7 +11,7 @@
 #include "cuda/launch.hpp"
 #include "cuda/rank_memory.hpp"
 #include "cuda/symmetric_memory.hpp"
-#include "read_memory.hpp"
+#include "cuda/bench/kernels.hpp"
 #include "reference/random_layer.hpp"
 #include "weights/pack_expert.hpp"
 
@@ -165,9 +165,9 @@ void bench(const Shape& shape, WeightFormat format, const char* format_name, con
   cudaEventCreate(&end);
   std::vector<float> read_us;
   for (int i = 0; i < 9; ++i) {
-    read_memory(flush.data(), flush.bytes(), reinterpret_cast<uint32_t*>(sink.data()), sms, nullptr);
+    cuda::read_memory(flush.data(), flush.bytes(), reinterpret_cast<uint32_t*>(sink.data()), sms, nullptr);
     cudaEventRecord(begin);
-    read_memory(weights.slot(0), weights.num_slots() * layout.bytes, reinterpret_cast<uint32_t*>(sink.data()), sms, nullptr);
+    cuda::read_memory(weights.slot(0), weights.num_slots() * layout.bytes, reinterpret_cast<uint32_t*>(sink.data()), sms, nullptr);
     cudaEventRecord(end);
     must(cuda::check(cudaDeviceSynchronize(), "reading"));
     float ms;
@@ -181,7 +181,7 @@ void bench(const Shape& shape, WeightFormat format, const char* format_name, con
     const cuda::RankLaunch call{launch.variant, p, sms, workspace.unfused(), shape.experts};
     std::vector<float> us;
     for (int i = 0; i < 14; ++i) {
-      read_memory(flush.data(), flush.bytes(), reinterpret_cast<uint32_t*>(sink.data()), sms, nullptr);
+      cuda::read_memory(flush.data(), flush.bytes(), reinterpret_cast<uint32_t*>(sink.data()), sms, nullptr);
       cudaEventRecord(begin);
       for (int part = 0; part < cuda::num_launches(launch.variant); ++part) must(cuda::launch_part(call, part, nullptr));
       cudaEventRecord(end);
@@ -202,7 +202,7 @@ void bench(const Shape& shape, WeightFormat format, const char* format_name, con
       auto buffer = must(cuda::DeviceBuffer::make(sizeof(cuda::TraceEvent) * kTraceEvents * sms, "trace"));
       std::vector<cuda::TraceEvent> events(kTraceEvents * sms);
       must(cuda::check(cudaMemset(buffer.data(), 0, buffer.bytes()), "clearing the trace"));
-      read_memory(flush.data(), flush.bytes(), reinterpret_cast<uint32_t*>(sink.data()), sms, nullptr);
+      cuda::read_memory(flush.data(), flush.bytes(), reinterpret_cast<uint32_t*>(sink.data()), sms, nullptr);
       p.trace = reinterpret_cast<cuda::TraceEvent*>(buffer.data());
       p.trace_events = kTraceEvents;
       const cuda::RankLaunch traced{launch.variant, p, sms, workspace.unfused(), shape.experts};

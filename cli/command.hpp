@@ -20,6 +20,7 @@ Command add_run(CLI::App& app);
 Command add_verify(CLI::App& app);
 Command add_inspect(CLI::App& app);
 Command add_plan(CLI::App& app);
+Command add_bench(CLI::App& app);
 Command add_pack(CLI::App& app);
 Command add_synth(CLI::App& app);
 Command add_doctor(CLI::App& app);

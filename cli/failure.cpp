@@ -22,6 +22,8 @@ constexpr std::pair<std::string_view, std::string_view> kWords[] = {
     {"options->num_layers", "--layers"},
     {"options->num_experts", "--experts"},
     {"options->num_tokens", "--tokens"},
+    {"call->launch", "--launch"},
+    {"call->mode", "--mode"},
     {"; monomoe_plan says how much", "; `monomoe plan` says how much"},
     {"use fewer threads or ranks,", "use fewer threads or ranks (--threads, --ranks),"},
     {"use fewer ranks or threads,", "use fewer ranks or threads (--ranks, --threads),"},

@@ -74,8 +74,8 @@ ExitCode run_selected(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(kExitCodes);
   const std::vector<Command> commands = {add_run(app),  add_verify(app), add_inspect(app), add_plan(app),
-                                         add_pack(app), add_synth(app),  add_doctor(app),  add_demo(app),
-                                         add_completion(app)};
+                                         add_bench(app), add_pack(app), add_synth(app), add_doctor(app),
+                                         add_demo(app), add_completion(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -47,12 +47,10 @@ Context ContextOptions::create(int32_t num_ranks) const {
   return Context(handle);
 }
 
-std::vector<CLI::Option*> add_context_options(CLI::App& parser, ContextOptions& options) {
+std::vector<CLI::Option*> add_machine_options(CLI::App& parser, ContextOptions& options) {
   return {
       parser.add_option("--backend", options.backend, "auto (the best this machine runs), cpu or cuda")
           ->check(CLI::IsMember({"auto", "cpu", "cuda"})),
-      parser.add_option("--launch", options.launch, "of backend cuda: one launch a call, split (two) or unfused (a kernel a step); same bits [auto: one]")
-          ->check(CLI::IsMember({"auto", "one", "split", "unfused"})),
       parser.add_option("--threads", options.threads, "CPU threads over all ranks; at least one a rank [one per core]")
           ->check(CLI::Range(1, 4096)),
       parser.add_option("--vector-bits", options.vector_bits, "CPU vector width [widest here]; the result's bits do not depend on it")
@@ -60,6 +58,15 @@ std::vector<CLI::Option*> add_context_options(CLI::App& parser, ContextOptions& 
       parser.add_option("--timeout", options.timeout_seconds, "longest wait of a rank for another, seconds [3600]")
           ->check(CLI::Range(0.001, 4.0e6)),
   };
+}
+
+std::vector<CLI::Option*> add_context_options(CLI::App& parser, ContextOptions& options) {
+  std::vector<CLI::Option*> added = {
+      parser.add_option("--launch", options.launch, "of backend cuda: one launch a call, split (two) or unfused (a kernel a step); same bits [auto: one]")
+          ->check(CLI::IsMember({"auto", "one", "split", "unfused"}))};
+  const std::vector<CLI::Option*> machine = add_machine_options(parser, options);
+  added.insert(added.end(), machine.begin(), machine.end());
+  return added;
 }
 
 std::vector<CLI::Option*> add_layer_options(CLI::App& parser, LayerOptions& options) {
@@ -152,21 +159,27 @@ void check_not_of_checkpoint(const std::string& output, const std::string& direc
 
 }  // namespace
 
-void check_output_path(const std::string& output, const LayerOptions& layer) {
+void check_output_place(const char* option, const std::string& output) {
   std::error_code ignored;
   const fs::path path(output);
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   if (!fs::is_directory(folder, ignored))
-    usage_error(fmt::format("--output {}: directory {} does not exist; create it first", output, folder.string()));
+    usage_error(fmt::format("{} {}: directory {} does not exist; create it first", option, output, folder.string()));
   if (!path.has_filename() || (fs::exists(path, ignored) && !fs::is_regular_file(path, ignored)))
-    usage_error(fmt::format("--output {}: is there and is no regular file; name a file", output));
+    usage_error(fmt::format("{} {}: is there and is no regular file; name a file", option, output));
+  if (access(folder.c_str(), W_OK) != 0)
+    input_error(fmt::format("{} {}: no right to write in directory {}: {}", option, output, folder.string(), std::strerror(errno)));
+}
+
+void check_output_path(const std::string& output, const LayerOptions& layer) {
+  std::error_code ignored;
+  const fs::path path(output);
+  check_output_place("--output", output);
   if (fs::equivalent(path, fs::path(layer.input), ignored))
     usage_error(fmt::format("--output {} is the input file {}; name another file", output, layer.input));
   if (!layer.placement.empty() && fs::equivalent(path, fs::path(layer.placement), ignored))
     usage_error(fmt::format("--output {} is the placement file {}; name another file", output, layer.placement));
   check_not_of_checkpoint(output, layer.directory);
-  if (access(folder.c_str(), W_OK) != 0)
-    input_error(fmt::format("--output {}: no right to write in directory {}: {}", output, folder.string(), std::strerror(errno)));
 }
 
 }  // namespace monomoe::cli

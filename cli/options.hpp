@@ -26,6 +26,8 @@ struct ContextOptions {
   Context create(int32_t num_ranks) const;
 };
 std::vector<CLI::Option*> add_context_options(CLI::App& parser, ContextOptions& options);
+// The same without --launch, for commands with a choice of their own.
+std::vector<CLI::Option*> add_machine_options(CLI::App& parser, ContextOptions& options);
 
 // One layer of a checkpoint, its tokens and how they are dealt to ranks.
 struct LayerOptions {
@@ -45,7 +47,9 @@ std::vector<CLI::Option*> add_layer_options(CLI::App& parser, LayerOptions& opti
 
 std::optional<monomoe_format> format_from_word(const std::string& word);
 
-// Refuses what can be known to fail or to do harm before hours of computing: no directory, no right to write, a file that is read.
+// Refuses what can be known to fail before hours of computing: no directory, no right to write, something there that is no file.
+void check_output_place(const char* option, const std::string& path);
+// And what would do harm: a file that is read.
 void check_output_path(const std::string& output, const LayerOptions& layer);
 
 }  // namespace monomoe::cli

@@ -93,6 +93,27 @@ std::vector<TextLine> read_lines(const std::string& path) {
   return lines;
 }
 
+void write_lines(const std::string& path, std::string_view text) {
+  const std::string partial = fmt::format("{}.partial-{}", path, ::getpid());
+  const auto fail = [&](const char* doing) {
+    const std::string why = std::strerror(errno);
+    ::unlink(partial.c_str());
+    input_error(fmt::format("{}: cannot be {}: {}", path, doing, why));
+  };
+  {
+    const Descriptor file(::open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (file.number() < 0) input_error(fmt::format("{}: cannot be created: {}", partial, std::strerror(errno)));
+    while (!text.empty()) {
+      const ssize_t count = ::write(file.number(), text.data(), text.size());
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) fail("written");
+      text.remove_prefix(static_cast<size_t>(count));
+    }
+    if (::fsync(file.number()) != 0) fail("written");
+  }
+  if (::rename(partial.c_str(), path.c_str()) != 0) fail("put in place");
+}
+
 std::string shortened(std::string_view text) {
   constexpr size_t kMost = 200;
   return text.size() <= kMost ? std::string(text) : std::string(text.substr(0, kMost)) + "...";

@@ -17,6 +17,9 @@ struct TextLine {
 // Refuses directories, more bytes than a list of lines can be meant to have, and a pipe that nothing is written to.
 std::vector<TextLine> read_lines(const std::string& path);
 
+// Appears whole or not at all; a file of that name stays as it was until then.
+void write_lines(const std::string& path, std::string_view text);
+
 // The words between spaces, or between separators when one is given (then empty words count).
 std::vector<std::string> split_words(std::string_view text);
 std::vector<std::string> split_at(std::string_view text, char separator);

@@ -60,7 +60,7 @@ target_compile_options(monomoe_kernels PRIVATE -Xptxas=-v -Xcompiler=-ffp-contra
 set_target_properties(monomoe_kernels PROPERTIES CUDA_RUNTIME_LIBRARY Static
                       UNITY_BUILD OFF CUDA_COMPILER_LAUNCHER "sh;${CMAKE_CURRENT_LIST_DIR}/nvcc_log.sh")
 
-file(GLOB cuda_host_sources CONFIGURE_DEPENDS src/cuda/*.cpp)
+file(GLOB cuda_host_sources CONFIGURE_DEPENDS src/cuda/*.cpp src/cuda/bench/*.cpp)
 list(FILTER cuda_host_sources EXCLUDE REGEX "absent.cpp$")
 target_sources(monomoe_core PRIVATE ${cuda_host_sources} $<TARGET_OBJECTS:monomoe_kernels>)
 set_source_files_properties(${cuda_host_sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)

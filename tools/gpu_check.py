@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,8 +21,6 @@ ROOT = Path(__file__).resolve().parent.parent
 CASES = sorted((ROOT / "tests" / "cases").glob("*.txt"))
 MEMCHECK_TESTS = "*Graphs.OneGraphForEachOfThreeRanks/*:*Faults.TooMany*:*Faults.Pointers*"
 LAUNCHES = ("one", "split", "unfused")
-BENCH = re.compile(r"^(\w+)\s+(\w+)\s+(\w+)\s+M=(\d+)\s+median\s+([\d.]+) us\s+min\s+([\d.]+) us", re.MULTILINE)
-READ = re.compile(r"^(\w+)\s+(\w+)\s+plain read of all weights: ([\d.]+) us for (\d+) MB", re.MULTILINE)
 GTEST = re.compile(r"\[\s+(OK|FAILED|SKIPPED)\s+\] ([\w/.]+) \((\d+) ms\)")
 CASE = re.compile(r"^(ok|FAILED) launch=(\w+) (.*) \((\d+) differ, ([\d.]+) us\)$", re.MULTILINE)
 
@@ -89,22 +88,42 @@ def memcheck(program: Path) -> dict:
     return {"ok": ok, "exit": code, "errors": summary, "seconds": round(seconds, 2)} | tail_if_failed(ok, output)
 
 
-# Every launch at one shape, the fused one at all; and few tokens where the workspace is small and large.
-BENCHES = (["flash", *LAUNCHES], ["pro", "mimo"], ["flash", "nvfp4", "4", "256"], ["flash", "nvfp4", "4", "8192"])
+# Every launch at one shape, the fused one at all; few tokens where the workspace is small and large; modes, skewed routing, ranks on one GPU.
+FLASH = ["--geometry", "flash", "--weights", "nvfp4"]
+BENCHES = (
+    ["--geometry", "flash", "--weights", "nvfp4,fp8", "--tokens", "1,2,4,8,16,32,64,128,256,512,1024,2048,4096", "--launch", ",".join(LAUNCHES)],
+    ["--geometry", "pro,mimo", "--weights", "nvfp4,fp8", "--tokens", "1,4,16,64,128,256,1024,4096"],
+    ["--geometry", "flash", "--weights", "mxfp4", "--tokens", "1,16,64,256,1024,4096"],
+    [*FLASH, "--tokens", "4", "--capacity", "256"],
+    [*FLASH, "--tokens", "4", "--capacity", "8192"],
+    [*FLASH, "--tokens", "1,16,64,256,1024,4096", "--mode", "graph,back-to-back"],
+    [*FLASH, "--tokens", "64,1024", "--capacity", "4096", "--routing", "zipf:1,hot:0.5"],
+    [*FLASH, "--tokens", "8,64,512", "--ranks", "8"],
+)
 
 
 def bench(program: Path) -> dict:
-    result: dict = {"ok": True, "rows": [], "reads": []}
+    result: dict = {"ok": True, "rows": []}
     for words in BENCHES:
-        code, output, seconds = run([str(program), *words], 240)
-        rows = [{"shape": shape, "format": kind, "launch": launch, "tokens": int(tokens), "median_us": float(median), "min_us": float(least)}
-                for shape, kind, launch, tokens, median, least in BENCH.findall(output)]
-        capacity = max((row["tokens"] for row in rows), default=0)
-        result["rows"] += [row | {"capacity": capacity, "command": "gpu_layer " + " ".join(words)} for row in rows]
-        result["reads"] += [{"shape": shape, "format": kind, "us": float(us), "megabytes": int(size)} for shape, kind, us, size in READ.findall(output)]
-        if code != 0 or not rows:
+        code, output, _ = run([str(program), "bench", *words, "--backend", "cuda", "--timeout", "20", "--json"], 300)
+        if code == 0:
+            result["rows"] += [row | {"command": " ".join(["monomoe bench", *words])} for row in json.loads(output)["rows"]]
+        else:
             result |= {"ok": False, "exit": code, "output_tail": output[-4000:]}
     return result
+
+
+def trace(program: Path) -> dict:
+    """Where the launches' time goes, and whether the file is a trace with slices of every rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        words = ["--geometry", "flash", "--weights", "nvfp4,fp8", "--tokens", "4,1024", "--launch", "one,split", "--repeats", "5"]
+        code, output, _ = run([str(program), "bench", *words, "--backend", "cuda", "--timeout", "20", "--trace", str(file), "--json"], 200)
+        if code != 0:
+            return {"ok": False, "exit": code} | tail_if_failed(False, output)
+        slices = sum(event["ph"] == "X" for event in json.loads(file.read_text())["traceEvents"])
+    rows = [{key: row[key] for key in ("format", "tokens", "launch", "median", "trace")} for row in json.loads(output)["rows"]]
+    return {"ok": len(rows) == 8 and slices > 8 * 132 and all(row["trace"]["complete"] for row in rows), "slices": slices, "rows": rows}
 
 
 def machine() -> dict:
@@ -125,7 +144,7 @@ def commit() -> dict:
 
 def find(build: Path, name: str) -> Path:
     """A program of the build: where CMake puts it, or side by side."""
-    places = [build / name, build / "tests" / name, build / "tests" / "cuda" / name, build / "bench" / name]
+    places = [build / name, build / "tests" / name, build / "tests" / "cuda" / name]
     for place in places:
         if place.is_file():
             return place.resolve()
@@ -137,7 +156,7 @@ def main() -> int:
     parser.add_argument("--build", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    programs = {name: find(arguments.build, name) for name in ("monomoe", "contract", "cuda_calls", "kernel_check", "gpu_layer")}
+    programs = {name: find(arguments.build, name) for name in ("monomoe", "contract", "cuda_calls", "kernel_check")}
     code, output, _ = run([str(programs["monomoe"]), "doctor", "--json"], 60)
     cuda = json.loads(output)["backends"]["cuda"] if code == 0 else {"available": False, "why_not": output}
     if not cuda["available"]:
@@ -149,7 +168,8 @@ def main() -> int:
         "contract_unfused": lambda: googletest(programs["contract"], 300, MONOMOE_CONTRACT_BACKEND="cuda:unfused"),
         "calls": lambda: googletest(programs["cuda_calls"], 400),
         "kernel_check": lambda: kernel_check(programs["kernel_check"]),
-        "bench": lambda: bench(programs["gpu_layer"]),
+        "bench": lambda: bench(programs["monomoe"]),
+        "trace": lambda: trace(programs["monomoe"]),
         "verify_examples": lambda: verify_examples(programs["monomoe"]),
         "memcheck": lambda: memcheck(programs["cuda_calls"]),
         "verify_cases": lambda: verify_cases(programs["monomoe"]),

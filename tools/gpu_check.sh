@@ -13,6 +13,6 @@ build=${MONOMOE_BUILD:-}
 if [ -z "$build" ]; then
   build=build
   cmake -S . -B "$build" -G Ninja -DMONOMOE_CUDA=ON -DMONOMOE_TESTS=ON >/dev/null
-  ninja -C "$build" monomoe_cli contract cuda_calls kernel_check gpu_layer
+  ninja -C "$build" monomoe_cli contract cuda_calls kernel_check
 fi
 exec python3 tools/gpu_check.py --build "$build" --output "$1"

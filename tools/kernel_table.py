@@ -49,6 +49,8 @@ KERNELS = (
         Kernel(f"unfused_gemm_kernel_fp{bits}", rf"7unfused.*?\dgemm_kernelILb{fp8}E", {"BPT": NONE, "QGMMA * shared A": SOME})
         for bits, fp8 in ((4, 0), (8, 1))
     ),
+    # The benchmark's own.
+    *(Kernel(f"bench_{name}_kernel", rf"\d{name}_kernelE", {"BPT": NONE}) for name in ("fill_codes", "read_memory")),
 )
 
 

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include "cuda/bench/layer_bench.hpp"
 #include "cuda/devices.hpp"
 #include "cuda/layer_weights.hpp"
 #include "cuda/layer_workspace.hpp"
@@ -34,6 +35,7 @@ class HopperBackend final : public Backend {
     if (attributes.type == cudaMemoryTypeDevice) return MemoryPlace{attributes.device, false};
     return MemoryPlace{-1, attributes.type == cudaMemoryTypeManaged};
   }
+  Result<std::unique_ptr<Bench>> make_bench() override { return LayerBench::make(topology_); }
 
  private:
   const Topology topology_;

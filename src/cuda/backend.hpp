@@ -8,6 +8,7 @@
 
 #include "base/result.hpp"
 #include "comm/fingerprint.hpp"
+#include "cuda/bench/bench.hpp"
 #include "cuda/launch_variant.h"
 #include "plan/placement_table.hpp"
 #include "plan/problem.h"
@@ -78,6 +79,8 @@ class Backend {
   virtual Result<std::unique_ptr<Workspace>> make_workspace(const Problem& problem, int64_t max_slots, uint32_t timeout_ms,
                                                             LaunchVariant launch, const WorldRank* world) = 0;
   virtual Result<MemoryPlace> place(const void* pointer) const = 0;
+  // For the ranks of this process; not of a world.
+  virtual Result<std::unique_ptr<Bench>> make_bench() = 0;
 };
 
 bool is_built();

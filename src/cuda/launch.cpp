@@ -36,6 +36,18 @@ int num_launches(LaunchVariant variant) {
   return static_cast<int>(std::size(unfused::kSteps));
 }
 
+const char* launch_name(LaunchVariant variant, int index) {
+  switch (variant) {
+    case LaunchVariant::kOne:
+      return "layer";
+    case LaunchVariant::kSplit:
+      return index == 0 ? "to gemm1" : "from gemm2";
+    case LaunchVariant::kUnfused:
+      break;
+  }
+  return unfused::kStepNames[index];
+}
+
 Result<void> launch_part(const RankLaunch& launch, int index, cudaStream_t stream) {
   if (launch.variant == LaunchVariant::kUnfused) {
     const UnfusedParams params{launch.params, launch.unfused_memory, unfused_layout(launch.params.problem, launch.max_slots)};

@@ -28,6 +28,8 @@ struct RankLaunch {
 
 // Launches of one call.
 int num_launches(LaunchVariant variant);
+// What launch `index` of the call does, in a word or two.
+const char* launch_name(LaunchVariant variant, int index);
 // Launch `index` of the call; all of them in order on one stream. Ranks that share a GPU: launch i of every rank before launch i + 1 of
 // any, so that streams which share a hardware queue hold no rank up that another waits for.
 Result<void> launch_part(const RankLaunch& launch, int index, cudaStream_t stream);

@@ -224,6 +224,16 @@ Result<void> LayerWorkspace::enqueue(Weights& weights, int32_t rank, const RankC
   return {};
 }
 
+Result<void> LayerWorkspace::enqueue_part(const LayerWeights& weights, int32_t rank, const RankCall& call, int part, const TraceBuffer& trace,
+                                          cudaStream_t stream) {
+  RankLaunch one = rank_launch(weights, rank, call);
+  one.params.trace = trace.events;
+  one.params.trace_events = trace.per_block;
+  auto launched = launch(one, part, stream);
+  if (!launched && (part > 0 || ranks() > 1)) poison(launched.error());  // half a call
+  return launched;
+}
+
 bool LayerWorkspace::is_capturing(int32_t rank, void* stream) const {
   const CurrentGpu current(topology_.gpu[rank]);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

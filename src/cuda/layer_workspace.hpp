@@ -16,6 +16,12 @@
 
 namespace monomoe::cuda {
 
+// Where a launch writes what its tasks did; no events: nothing is written.
+struct TraceBuffer {
+  TraceEvent* events = nullptr;  // [thread blocks][per_block] of the rank's GPU, zero before the launch
+  int32_t per_block = 0;
+};
+
 // Device copies of one rank's host inputs and its output; they grow as calls need.
 struct Staging {
   DeviceBuffer x, x_scales, ids, weights, y;
@@ -34,6 +40,11 @@ class LayerWorkspace final : public Workspace {
   Result<void> condition() const override;
   void poison(Error cause) override;
   Result<void> fill(uint8_t byte) override;
+
+  // For the benchmark: a call's launches one by one, in order, all ranks' first before anyone's second.
+  int num_parts() const { return num_launches(variant_); }
+  const char* part_name(int part) const { return launch_name(variant_, part); }
+  Result<void> enqueue_part(const LayerWeights& weights, int32_t rank, const RankCall& call, int part, const TraceBuffer& trace, cudaStream_t stream);
 
  private:
   LayerWorkspace(const Topology& topology, const Problem& problem, int64_t max_slots, uint32_t timeout_ms, LaunchVariant variant)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "monomoe/bench.h"
 #include "monomoe/checkpoint.h"
 #include "monomoe/monomoe.h"
 
@@ -30,6 +31,7 @@ static void test_names(void) {
   monomoe_workspace_destroy(NULL);
   monomoe_checkpoint_close(NULL);
   monomoe_tensor_file_close(NULL);
+  monomoe_bench_destroy(NULL);
 }
 
 static void test_reports(void) {
@@ -164,6 +166,26 @@ static void test_checkpoint(const char* directory) {
   monomoe_free_text(json);
 }
 
+static void test_bench(void) {
+  monomoe_context_options options = {.struct_size = sizeof(options), .backend = MONOMOE_BACKEND_CPU};
+  monomoe_bench_layer layer = {.struct_size = sizeof(layer)};
+  monomoe_bench_call call = {.struct_size = sizeof(call), .repeats = 2};
+  EXPECT(monomoe_bench_case("experts=4 topk=2 tokens=3 hidden=256 inter=128 w=fp8", &layer, &call, &options.num_ranks) == MONOMOE_OK);
+  EXPECT(layer.format == MONOMOE_FP8 && call.num_tokens == 3 && options.num_ranks == 1);
+  monomoe_context* context = NULL;
+  monomoe_bench* bench = NULL;
+  char* json = NULL;
+  EXPECT(monomoe_context_create(&options, &context) == MONOMOE_OK);
+  EXPECT(monomoe_bench_create(context, &layer, &bench) == MONOMOE_OK);
+  EXPECT(monomoe_bench_run(bench, &call, &json) == MONOMOE_OK);
+  EXPECT(json != NULL && strstr(json, "\"routes\":6") != NULL);
+  monomoe_free_text(json);
+  json = NULL;
+  EXPECT(monomoe_bench_trace(bench, &call, &json) == MONOMOE_USAGE && json == NULL);
+  monomoe_bench_destroy(bench);
+  monomoe_context_destroy(context);
+}
+
 int main(int argc, char** argv) {
   if (argc != 2) {
     fprintf(stderr, "usage: c_abi DIRECTORY\n");
@@ -175,5 +197,6 @@ int main(int argc, char** argv) {
   test_tensor_file(argv[1]);
   test_checkpoint(argv[1]);
   test_placement(argv[1]);
+  test_bench();
   return failures == 0 ? 0 : 1;
 }

@@ -8,7 +8,7 @@ import unittest
 
 from support import BAD_INPUT, CHECK_FAILED, CONFIG, EXAMPLES, EXPERTS, HIDDEN, USAGE, CliTest, layer_tensors, read_file, write_checkpoint
 
-COMMANDS = ("run", "verify", "inspect", "plan", "pack", "synth", "doctor", "demo", "completion")
+COMMANDS = ("run", "verify", "inspect", "plan", "bench", "pack", "synth", "doctor", "demo", "completion")
 PLAN = ["plan", "--hidden", 4096, "--intermediate", 2048, "--experts", 256, "--topk", 6, "--ranks", 8, "--capacity", 512, "--weights"]
 
 

@@ -28,5 +28,8 @@ extern const Step kCombine;
 
 inline constexpr const Step* kSteps[] = {&kAwaitDrained, &kDispatch, &kAwaitArrived, &kListRoutes,         &kGemm1,
                                          &kActivate,     &kGemm2,    &kSend,         &kAwaitContributions, &kCombine};
+inline constexpr const char* kStepNames[] = {"await drained", "dispatch", "await arrived", "list routes",         "gemm1",
+                                             "activation",    "gemm2",    "send",          "await contributions", "combine"};
+static_assert(sizeof(kSteps) / sizeof(kSteps[0]) == sizeof(kStepNames) / sizeof(kStepNames[0]));
 
 }  // namespace monomoe::cuda::unfused

@@ -1,0 +1,281 @@
+// monomoe_bench_*: arguments checked, the layer made, one row measured.
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "layer/arguments.hpp"
+#include "layer/bench.hpp"
+#include "layer/error_state.hpp"
+#include "layer/launch_choice.hpp"
+#include "layer/parallel.hpp"
+#include "plan/problem_text.hpp"
+#include "reference/case_line.hpp"
+#include "reference/random_layer.hpp"
+#include "weights/pack_expert.hpp"
+
+namespace monomoe::layer {
+namespace {
+
+constexpr int kDistinct = 2;
+constexpr int kMaxRepeats = 10000;
+constexpr double kCheckedFlops = 4e9;  // what the CPU backend does in a moment
+
+Result<Problem> problem_of(const monomoe_context& context, const monomoe_bench_layer& layer) {
+  auto format = format_from_abi(layer.format, "layer->format");
+  if (!format) return format.error();
+  const Problem problem{layer.hidden, layer.intermediate, layer.experts, layer.topk, context.num_ranks, layer.capacity, format.value()};
+  if (auto legal = check(problem); !legal) return legal.error();
+  if (layer.capacity < 1) return usage_error("layer->capacity is 0; a benchmark needs a token: give at least 1");
+  return problem;
+}
+
+// Random experts in parallel over their matrices, which take longest.
+Result<void> make_distinct(monomoe_bench& bench) {
+  const Problem& p = bench.problem;
+  std::vector<RandomMatrix> matrices(3 * kDistinct);
+  const auto make = [&](int64_t i) -> Result<void> {
+    const bool down = i % 3 == 2;
+    matrices[i] = random_matrix(p.weights, down ? p.hidden : p.intermediate, down ? p.intermediate : p.hidden, bench.seed, static_cast<uint64_t>(i));
+    return {};
+  };
+  if (auto done = parallel_for(3 * kDistinct, bench.context->num_threads, make); !done) return done;
+  bench.distinct.resize(kDistinct);
+  return parallel_for(kDistinct, bench.context->num_threads, [&](int64_t e) {
+    bench.distinct[e].resize(expert_layout(p).bytes);
+    return pack_expert({matrices[3 * e].matrix, matrices[3 * e + 1].matrix, matrices[3 * e + 2].matrix}, p, bench.distinct[e].data());
+  });
+}
+
+Result<std::unique_ptr<monomoe_bench>> make_bench(const monomoe_context& context, const monomoe_bench_layer& layer) {
+  if (context.only_rank >= 0)
+    return usage_error(fmt::format("a benchmark runs all ranks, but the context is rank {} of {}; create one without world_ranks", context.only_rank,
+                                   context.num_ranks));
+  auto problem = problem_of(context, layer);
+  if (!problem) return problem.error();
+  if (auto limit = checked_limit(layer.swiglu_limit); !limit) return limit.error();
+  auto bench = std::make_unique<monomoe_bench>();
+  bench->context = &context;
+  bench->problem = problem.value();
+  bench->seed = layer.seed;
+  if (auto made = make_distinct(*bench); !made) return made.error();
+  auto placement = PlacementTable::even(layer.experts, context.num_ranks);
+  if (!placement) return placement.error();
+  const std::vector<SourceExpert> no_matrices(layer.experts);
+  std::vector<const uint8_t*> packed;
+  for (int64_t e = 0; e < layer.experts; ++e) packed.push_back(bench->distinct[e % kDistinct].data());
+  LayerSource source;
+  source.hidden = layer.hidden;
+  source.intermediate = layer.intermediate;
+  source.format = problem.value().weights;
+  source.experts = no_matrices;
+  source.swiglu_limit = layer.swiglu_limit;
+  source.from_caller = false;
+  source.packed = packed;
+  auto weights = pack_weights(context, source, placement.take());
+  if (!weights) return weights.error();
+  bench->weights = weights.take();
+  return bench;
+}
+
+Result<cuda::BenchMode> mode_of(const monomoe_context& context, const monomoe_bench_mode& field) {
+  switch (const int number = enum_number(field); number) {
+    case MONOMOE_BENCH_COLD:
+      return cuda::BenchMode::kCold;
+    case MONOMOE_BENCH_GRAPH: {
+      if (context.cuda != nullptr) return cuda::BenchMode::kGraph;
+      const std::string sentence = fmt::format("call->mode is graph, which backend cuda alone has ({}); use mode cold or back-to-back, or backend cuda", context.why);
+      return context.asked == MONOMOE_BACKEND_CPU ? usage_error(sentence) : unavailable(sentence);
+    }
+    case MONOMOE_BENCH_BACK_TO_BACK:
+      return cuda::BenchMode::kBackToBack;
+    default:
+      return usage_error(fmt::format("call->mode is {}, wanted a monomoe_bench_mode: 0 cold, 1 graph, 2 back-to-back", number));
+  }
+}
+
+Result<Routing> routing_of(const monomoe_bench_call& call) {
+  const double value = call.routing_value;
+  switch (const int number = enum_number(call.routing); number) {
+    case MONOMOE_ROUTING_UNIFORM:
+      if (value != 0) return usage_error(fmt::format("call->routing_value is {}, but uniform routing has none; set it 0", value));
+      return Routing{RoutingKind::kUniform, 0};
+    case MONOMOE_ROUTING_ZIPF:
+      if (!(value >= 0) || std::isinf(value)) return usage_error(fmt::format("call->routing_value is {}, wanted Zipf's exponent, a number from 0", value));
+      return Routing{RoutingKind::kZipf, value};
+    case MONOMOE_ROUTING_HOT:
+      if (!(value >= 0 && value <= 1)) return usage_error(fmt::format("call->routing_value is {}, wanted the hot expert's share of the tokens, 0 to 1", value));
+      return Routing{RoutingKind::kHot, value};
+    default:
+      return usage_error(fmt::format("call->routing is {}, wanted a monomoe_bench_routing: 0 uniform, 1 zipf, 2 hot", number));
+  }
+}
+
+Result<BenchCall> call_of(const monomoe_bench& bench, const monomoe_bench_call& given) {
+  BenchCall call;
+  if (given.num_tokens < 1 || given.num_tokens > bench.problem.capacity)
+    return usage_error(fmt::format("call->num_tokens is {}, wanted 1..{}, the capacity", given.num_tokens, bench.problem.capacity));
+  if (given.repeats < 0 || given.repeats > kMaxRepeats)
+    return usage_error(fmt::format("call->repeats is {}, wanted 1..{} (0 = {})", given.repeats, kMaxRepeats, kDefaultRepeats));
+  if (given.check != 0 && given.check != 1) return usage_error(fmt::format("call->check is {}, wanted 0 or 1", given.check));
+  auto launch = choose_launch(*bench.context, given.launch, "call");
+  if (!launch) return launch.error();
+  auto mode = mode_of(*bench.context, given.mode);
+  if (!mode) return mode.error();
+  auto routing = routing_of(given);
+  if (!routing) return routing.error();
+  call.num_tokens = given.num_tokens;
+  call.launch = launch.value();
+  call.mode = mode.value();
+  call.routing = routing.value();
+  call.repeats = given.repeats == 0 ? kDefaultRepeats : given.repeats;
+  call.check = given.check == 1;
+  return call;
+}
+
+monomoe_launch to_abi(cuda::LaunchVariant launch) {
+  switch (launch) {
+    case cuda::LaunchVariant::kOne:
+      return MONOMOE_LAUNCH_ONE;
+    case cuda::LaunchVariant::kSplit:
+      return MONOMOE_LAUNCH_SPLIT;
+    case cuda::LaunchVariant::kUnfused:
+      break;
+  }
+  return MONOMOE_LAUNCH_UNFUSED;
+}
+
+Result<void> prepare_workspace(monomoe_bench& bench, cuda::LaunchVariant launch) {
+  if (bench.workspace != nullptr && bench.launch == launch) return {};
+  bench.workspace.reset();  // before the next one takes its memory
+  monomoe_workspace_options options{};
+  options.struct_size = sizeof(options);
+  options.topk = static_cast<int32_t>(bench.problem.topk);
+  options.hidden = bench.problem.hidden;
+  options.max_intermediate = bench.problem.intermediate;
+  options.max_experts = bench.weights->placement.max_slots();
+  options.capacity = bench.problem.capacity;
+  options.launch = to_abi(launch);
+  auto made = make_workspace(*bench.context, options);
+  if (!made) return made.error();
+  bench.workspace = made.take();
+  bench.launch = launch;
+  return {};
+}
+
+Result<std::string> measure(monomoe_bench& bench, const BenchCall& call) {
+  if (auto ready = prepare_workspace(bench, call.launch); !ready) return ready.error();
+  const Problem& p = bench.problem;
+  const BenchTokens tokens = bench_tokens(bench.weights->placement, call.routing, p.topk, call.num_tokens, bench.seed);
+  const bool is_cuda = bench.context->cuda != nullptr;
+  auto measured = is_cuda ? measure_cuda(bench, call, tokens) : measure_cpu(bench, call, tokens);
+  if (!measured) {
+    bench.workspace.reset();  // poisoned, perhaps
+    return measured.error();
+  }
+  if (auto same = compare_runs(bench, measured.value()); !same) return same.error();
+  const double flops = 2.0 * 3.0 * static_cast<double>(p.hidden) * static_cast<double>(p.intermediate) * static_cast<double>(tokens.routes());
+  const bool against_cpu = is_cuda && (call.check || flops <= kCheckedFlops);
+  if (against_cpu) {
+    if (auto same = compare_with_cpu(bench, tokens, measured.value()); !same) return same.error();
+  }
+  return bench_report(bench, call, tokens, measured.value(), against_cpu);
+}
+
+Result<std::string> trace(monomoe_bench& bench, const BenchCall& call) {
+  if (bench.context->cuda == nullptr) return usage_error("a trace needs backend cuda: the CPU backend has no launches (" + bench.context->why + ")");
+  if (call.launch == cuda::LaunchVariant::kUnfused)
+    return usage_error("a trace needs launch one or split: the kernels of launch unfused have no tasks, and monomoe_bench_run times each of them");
+  if (auto ready = prepare_workspace(bench, call.launch); !ready) return ready.error();
+  const Problem& p = bench.problem;
+  const BenchTokens tokens = bench_tokens(bench.weights->placement, call.routing, p.topk, call.num_tokens, bench.seed);
+  auto traced = trace_cuda(bench, call, tokens);
+  if (!traced) {
+    bench.workspace.reset();
+    return traced.error();
+  }
+  return trace_report(traced.value(), fmt::format("{}/{} {} {} tokens", p.hidden, p.intermediate, weight_format_text(p.weights), call.num_tokens));
+}
+
+// Both entries that measure: the same arguments, another report.
+template <class Body>
+monomoe_status with_call(monomoe_bench* bench, const monomoe_bench_call* call, char** json, Body body) {
+  return guarded([&]() -> Result<void> {
+    if (auto given = require_pointer(bench, "bench"); !given) return given;
+    auto known = read_struct(call, "call");
+    if (!known) return known.error();
+    if (auto given = require_pointer(json, "json"); !given) return given;
+    auto legal = call_of(*bench, known.value());
+    if (!legal) return legal.error();
+    auto report = body(*bench, legal.value());
+    if (!report) return report.error();
+    *json = caller_text(report.value());
+    return {};
+  });
+}
+
+// What a case has and a benchmark has not.
+Result<void> check_case(const Case& c) {
+  if (c.distribution != RouteDistribution::kUniform && c.distribution != RouteDistribution::kZipf)
+    return usage_error("dist: a benchmark has uniform and zipf");
+  if (c.placement != PlacementKind::kEven) return usage_error("placement: a benchmark has even alone");
+  for (const int64_t rows : c.rows) {
+    if (rows != c.rows[0] || rows < 1)
+      return usage_error(fmt::format("tokens={} on {} ranks: a benchmark has the same number on each, and at least one", c.tokens, c.problem.ranks));
+  }
+  return {};
+}
+
+}  // namespace
+}  // namespace monomoe::layer
+
+using namespace monomoe;
+using namespace monomoe::layer;
+
+extern "C" {
+
+monomoe_status monomoe_bench_create(monomoe_context* context, const monomoe_bench_layer* layer, monomoe_bench** bench) {
+  return guarded([&]() -> Result<void> {
+    if (auto given = require_pointer(context, "context"); !given) return given;
+    auto known = read_struct(layer, "layer");
+    if (!known) return known.error();
+    if (auto given = require_pointer(bench, "bench"); !given) return given;
+    auto made = make_bench(*context, known.value());
+    if (!made) return made.error();
+    *bench = made.value().release();
+    return {};
+  });
+}
+
+void monomoe_bench_destroy(monomoe_bench* bench) { delete bench; }
+
+monomoe_status monomoe_bench_run(monomoe_bench* bench, const monomoe_bench_call* call, char** json) { return with_call(bench, call, json, measure); }
+
+monomoe_status monomoe_bench_trace(monomoe_bench* bench, const monomoe_bench_call* call, char** json) { return with_call(bench, call, json, trace); }
+
+monomoe_status monomoe_bench_case(const char* line, monomoe_bench_layer* layer, monomoe_bench_call* call, int32_t* ranks) {
+  return guarded([&]() -> Result<void> {
+    if (auto given = require_pointer(line, "line"); !given) return given;
+    if (auto given = require_struct(layer, "layer"); !given) return given;
+    if (auto given = require_struct(call, "call"); !given) return given;
+    if (auto given = require_pointer(ranks, "ranks"); !given) return given;
+    auto parsed = parse_case(line);
+    if (!parsed) return parsed.error();
+    const Case& c = parsed.value();
+    if (auto fits = check_case(c); !fits) return fits;
+    layer->format = format_to_abi(c.problem.weights);
+    layer->hidden = c.problem.hidden;
+    layer->intermediate = c.problem.intermediate;
+    layer->experts = c.problem.experts;
+    layer->topk = c.problem.topk;
+    layer->capacity = c.problem.capacity;
+    layer->swiglu_limit = std::isinf(c.limit) ? 0.0f : c.limit;
+    layer->seed = c.seed;
+    call->num_tokens = c.rows[0];
+    call->routing = c.distribution == RouteDistribution::kZipf ? MONOMOE_ROUTING_ZIPF : MONOMOE_ROUTING_UNIFORM;
+    call->routing_value = c.distribution == RouteDistribution::kZipf ? 1.0 : 0.0;
+    *ranks = static_cast<int32_t>(c.problem.ranks);
+    return {};
+  });
+}
+
+}  // extern "C"
