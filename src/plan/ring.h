@@ -22,6 +22,14 @@ struct RingCursor {
       phase ^= 1;
     }
   }
+  // The same for a few slots, at most kStages.
+  MONOMOE_HD constexpr void advance(uint32_t count) {
+    slot += count;
+    if (slot >= kStages) {
+      slot -= kStages;
+      phase ^= 1;
+    }
+  }
   // As count times advance().
   MONOMOE_HD constexpr void skip(uint32_t count) {
     const uint32_t to = slot + count;

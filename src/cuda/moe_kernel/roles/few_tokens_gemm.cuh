@@ -21,22 +21,22 @@ __device__ __forceinline__ void pin(uint32_t (&d)[16]) {
 
 // One K block's WGMMAs of one block of 64 rows, from zero.
 template <class C, int kTokens>
-__device__ __forceinline__ void issue_block(float (&partial)[kTokens / 2], const uint32_t (&a)[16], uint64_t rows, uint64_t tokens) {
+__device__ __forceinline__ void issue_block(float (&partial)[kTokens / 2], const uint32_t (&a)[16], uint64_t rows, const uint64_t (&tokens)[4]) {
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if constexpr (C::is_fp8) ptx::Wgmma<kTokens>::shared(partial, rows + 2 * i, tokens + 2 * i, i > 0);
-    else ptx::Wgmma<kTokens>::registers(partial, a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3], tokens + 2 * i, i > 0);
+    if constexpr (C::is_fp8) ptx::Wgmma<kTokens>::shared(partial, rows + 2 * i, tokens[i], i > 0);
+    else ptx::Wgmma<kTokens>::registers(partial, a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3], tokens[i], i > 0);
   }
   ptx::wgmma_commit();
 }
 
 // Scales of this thread's tokens: 8j + 2t and + 1.
 template <int kTokens>
-__device__ __forceinline__ void load_token_scales(float2 (&scale)[kTokens / 8], uint32_t scales, int pair) {
+__device__ __forceinline__ void load_token_scales(float2 (&scale)[kTokens / 8], uint32_t scales) {
 #pragma unroll
   for (int j = 0; j < kTokens / 8; ++j) {
-    const uint2 bits = ptx::load_shared_8(scales + j * 32 + pair * 8);
+    const uint2 bits = ptx::load_shared_8(scales + j * 32);
     scale[j] = make_float2(__uint_as_float(bits.x), __uint_as_float(bits.y));
   }
 }
@@ -74,7 +74,7 @@ __device__ __forceinline__ void few_tokens_sums(const Params& params, SharedStor
   const int thread = ptx::thread_index() % 128;
   const bool gathered = !is_down(task);
   const auto [k_blocks, halves] = task_extent(params, task);
-  const int lane = thread % 32, pair = lane % 4;
+  const int lane = thread % 32;
 #pragma unroll
   for (int m = 0; m < kRowBlocks; ++m) {
 #pragma unroll
@@ -131,50 +131,59 @@ __device__ __forceinline__ void few_tokens_sums(const Params& params, SharedStor
     }
   }
   release_expanded();
-  for (int k_block = 0; k_block < k_blocks; ++k_block) {
-    const bool more = k_block + 1 < k_blocks;
-    const int unit = k_block % kUnits;
-    const bool last_unit = unit == kUnits - 1 || !more;
-    const uint32_t tokens_at = smem.tokens_at(rings.tokens.slot) + unit * kUnitBytes;
-    const uint64_t tokens = C::is_fp8 ? ptx::uniform_descriptor(tokens_at) : ptx::matrix_descriptor(tokens_at);
+  // What changes from one K block to the next is kept, not made anew: with few tokens the integer pipe is what the loop is bound by.
+  const auto scales_of_thread = [&] { return smem.scales_at(rings.tokens.slot) + lane % 4 * 8; };
+  uint32_t tokens_low = ptx::descriptor_low(smem.tokens_at(rings.tokens.slot)), scales = scales_of_thread();
+  int units = kUnits;  // left in the stage
+  for (int left = k_blocks; left > 0; --left) {
+    const bool more = left > 1;
+    uint64_t tokens[4];
+    const uint32_t low = C::is_fp8 ? __shfl_sync(0xFFFFFFFFu, tokens_low, 0) : tokens_low;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) tokens[i] = ptx::matrix_descriptor_of(low + 2 * i);
     const uint64_t rows = C::is_fp8 ? ptx::uniform_descriptor(smem.weights_at(slot.slot)) : 0;
-    const uint32_t scales = smem.scales_at(rings.tokens.slot) + unit * kSubtileTokens * 4;
     const uint32_t weights_empty = smem.weights_empty_at(slot.slot);
-    const uint32_t tokens_empty = smem.tokens_empty_at(rings.tokens.slot);
     float2 scale[kTokens / 8];
     if constexpr (C::is_fp8) {
       row_scale[0] = next_scale[0];
       row_scale[1] = next_scale[1];
-      const int ahead = more ? k_block + 1 : k_block;
+      const int ahead = more ? k_blocks - left + 1 : k_blocks - left;
       next_scale[0] = __ldg(blocks.gate + ahead);
       next_scale[1] = __ldg(blocks.up + ahead);
     }
     issue_block<C, kTokens>(partial[0], a[0], rows, tokens);
     issue_block<C, kTokens>(partial[1], a[1], rows + 64 * 128 / 16, tokens);
     rings.release(lane);
-    load_token_scales<kTokens>(scale, scales, pair);
+    load_token_scales<kTokens>(scale, scales);
     // The next K block, and what can be done of it, while WGMMAs of this one run.
-    slot.advance();
-    if (halves == 2) slot.advance();
-    if (last_unit) rings.tokens.advance();
-    if (more) {
-      wait_barrier(smem.weights_full_at(slot.slot), slot.phase);
-#pragma unroll
-      for (int m = 0; m < kAhead; ++m) load(m);
+    slot.advance(static_cast<uint32_t>(halves));
+    const bool stage_ends = --units == 0 || !more;
+    if (stage_ends) {
+      rings.held_tokens = smem.tokens_empty_at(rings.tokens.slot);
+      rings.tokens.advance();
+      units = kUnits;
+      tokens_low = ptx::descriptor_low(smem.tokens_at(rings.tokens.slot));
+      scales = scales_of_thread();
+    } else {
+      tokens_low += kUnitBytes / 16;
+      scales += kSubtileTokens * 4;
     }
+    // After the last one this expands what happens to lie in the next slot, for nothing: cheaper than a branch each time.
+    if (more) wait_barrier(smem.weights_full_at(slot.slot), slot.phase);
+#pragma unroll
+    for (int m = 0; m < kAhead; ++m) load(m);
     ptx::wgmma_wait<1>();
     promote<C, kTokens>(sums.value[0], partial[0], scale, row_scale);
-    if (more) expand(0);
+    expand(0);
     ptx::wgmma_wait<0>();
     promote<C, kTokens>(sums.value[1], partial[1], scale, row_scale);
+    if (kAhead < kRowBlocks) load(1);
+    expand(1);
     if (more) {
-      if (kAhead < kRowBlocks) load(1);
-      expand(1);
       release_expanded();
-      if (last_unit) wait_tokens(smem, rings, gathered);
+      if (stage_ends) wait_tokens(smem, rings, gathered);
     }
     if constexpr (C::is_fp8) rings.held_weights = weights_empty;
-    if (last_unit) rings.held_tokens = tokens_empty;
   }
 }
 
