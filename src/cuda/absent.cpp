@@ -11,5 +11,8 @@ Result<std::unique_ptr<Backend>> make_backend(int32_t) {
                      "; './run build' makes one, or cmake -DMONOMOE_CUDA=ON with nvcc 12.4 or newer");
 }
 Result<std::unique_ptr<Backend>> make_world_backend(const WorldGpu& world) { return make_backend(world.ranks); }
+Result<std::unique_ptr<ShareableMemory>> make_shareable_memory(MemorySharing, int, int64_t) { return make_backend(1).error(); }
+Result<int> usable_gpu(int) { return make_backend(1).error(); }
+std::string why_no_peer_access(int, std::string_view) { return make_backend(1).error().message; }
 
 }  // namespace monomoe::cuda

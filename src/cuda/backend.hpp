@@ -5,9 +5,11 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "base/result.hpp"
 #include "comm/fingerprint.hpp"
+#include "comm/shareable_memory.hpp"
 #include "cuda/bench/bench.hpp"
 #include "cuda/launch_variant.h"
 #include "plan/placement_table.hpp"
@@ -91,5 +93,15 @@ int required_driver_version();
 // Chooses the GPUs. kUnavailable, with what was found and what is wanted, if this machine cannot.
 Result<std::unique_ptr<Backend>> make_backend(int32_t ranks);
 Result<std::unique_ptr<Backend>> make_world_backend(const WorldGpu& world);
+
+// How processes map each other's GPU memory: virtual memory as a file descriptor, or CUDA IPC handles.
+enum class MemorySharing { kFile, kIpc };
+// Zeroed memory of the GPU; kUnavailable if it cannot be had or shared in this way.
+Result<std::unique_ptr<ShareableMemory>> make_shareable_memory(MemorySharing sharing, int gpu, int64_t bytes);
+// The number itself, or the calling thread's current GPU for -1.
+Result<int> usable_gpu(int gpu);
+// Why the GPU cannot write the memory of the one with these 16 bytes of UUID, a sentence without a stop; "" if it can, or if this process does
+// not see that one, so that only mapping it will tell.
+std::string why_no_peer_access(int gpu, std::string_view uuid);
 
 }  // namespace monomoe::cuda

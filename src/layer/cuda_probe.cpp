@@ -36,6 +36,9 @@ CudaDevice describe_device(const Driver& driver, int ordinal) {
   if (device_get == nullptr || device_get(&handle, ordinal) != 0) return device;
   char name[256] = {};
   if (get_name != nullptr && get_name(name, sizeof(name) - 1, handle) == 0) device.name = name;
+  auto* get_uuid = entry<int(unsigned char*, int)>(driver, "cuDeviceGetUuid_v2");  // of a MIG instance its own, not its GPU's
+  if (get_uuid == nullptr) get_uuid = entry<int(unsigned char*, int)>(driver, "cuDeviceGetUuid");
+  if (get_uuid != nullptr) get_uuid(device.uuid.data(), handle);
   size_t bytes = 0;
   if (total_memory != nullptr && total_memory(&bytes, handle) == 0) device.memory_bytes = static_cast<int64_t>(bytes);
   if (get_attribute != nullptr) {
@@ -47,6 +50,12 @@ CudaDevice describe_device(const Driver& driver, int ordinal) {
 }
 
 }  // namespace
+
+std::string CudaDevice::uuid_text() const {
+  std::string text = "GPU-";
+  for (size_t i = 0; i < uuid.size(); ++i) text += fmt::format("{}{:02x}", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
+  return text;
+}
 
 CudaProbe probe_cuda() {
   CudaProbe probe;

@@ -1,6 +1,7 @@
 // What NVIDIA hardware this machine has, asked of the driver at run time: nothing is linked, so the library loads everywhere.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -12,6 +13,10 @@ struct CudaDevice {
   int major = 0, minor = 0;  // compute capability
   int64_t memory_bytes = 0;
   int multiprocessors = 0;
+  std::array<uint8_t, 16> uuid = {};  // the same in every process, whatever it sees and in whatever order
+
+  std::string uuid_text() const;  // "GPU-0123abcd-...", as nvidia-smi and CUDA_VISIBLE_DEVICES have it
+  bool is_mig() const { return name.find(" MIG ") != std::string::npos; }
 };
 
 struct CudaProbe {

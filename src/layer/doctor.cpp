@@ -48,6 +48,7 @@ Json cuda_report(const CudaProbe& probe) {
   Json devices = Json::array();
   for (const CudaDevice& device : probe.devices) {
     devices.push_back({{"name", device.name},
+                       {"uuid", device.uuid_text()},
                        {"compute_capability", fmt::format("{}.{}", device.major, device.minor)},
                        {"memory_bytes", device.memory_bytes},
                        {"multiprocessors", device.multiprocessors}});
