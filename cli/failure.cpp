@@ -30,6 +30,8 @@ constexpr std::pair<std::string_view, std::string_view> kWords[] = {
     {"lower the capacity or the number of ranks", "lower --capacity or --ranks"},
     {"; the workspace is poisoned: destroy it and create it anew", ""},
     {"; destroy it and create it anew", ""},
+    {"; form a new world under another name", ""},
+    {"start each rank once, and give each world a name of its own", "start each --rank once, and give each run a --world of its own"},
 };
 
 std::string in_command_line_words(std::string sentence, monomoe_status status) {
@@ -37,7 +39,7 @@ std::string in_command_line_words(std::string sentence, monomoe_status status) {
     for (size_t at = 0; (at = sentence.find(library, at)) != std::string::npos; at += command_line.size())
       sentence.replace(at, library.size(), command_line);
   }
-  if (status == MONOMOE_TIMEOUT) sentence += "; run it again with a longer --timeout";
+  if (status == MONOMOE_TIMEOUT && sentence.find("has ended") == std::string::npos) sentence += "; run it again with a longer --timeout";
   return sentence;
 }
 

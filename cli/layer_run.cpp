@@ -21,6 +21,7 @@ ForwardResult forward(const LayerJob& job, const Weights& weights, std::span<con
   options.max_intermediate = intermediate;
   options.max_experts = result.max_local_experts;
   options.capacity = job.capacity;
+  if (job.world != nullptr) return forward_in_world(job, weights, options, ids, route_weights);
   const Timer timer;
   monomoe_workspace* handle = nullptr;
   check(monomoe_workspace_create(job.context.get(), &options, &handle), job.options.capacity >= 0 ? Origin::kCommandLine : Origin::kFile);
@@ -75,14 +76,15 @@ void route_rows(const monomoe_checkpoint* checkpoint, int32_t layer, const std::
   if (status != MONOMOE_OK) throw Failure(exit_code(status, Origin::kFile), fmt::format("{}: {}", path, monomoe_last_error()));
 }
 
-LayerJob prepare_layer(const LayerOptions& options) {
+LayerJob prepare_layer(const LayerOptions& options, RankWorld* world) {
   LayerJob job;
   job.options = options;
+  job.world = world;
   options.swiglu_limit();  // bad usage is reported before any file is read
-  job.context = options.context.create(options.num_ranks);
+  job.context = world != nullptr ? world->create_context() : options.context.create(options.num_ranks);
   const char* why = nullptr;
   monomoe_context_backend(job.context.get(), &why);
-  job.backend_why = why ? why : "";
+  job.backend_why = world != nullptr ? world->why() : why ? why : "";
   const Timer load;
   job.checkpoint = open_checkpoint(options.directory);
   job.info = layer_info(job.checkpoint.get(), options.layer);
@@ -95,7 +97,8 @@ LayerJob prepare_layer(const LayerOptions& options) {
   if (!options.placement.empty()) job.placement = load_placement(options.placement, job.info.num_experts, options.num_ranks);
   job.load_seconds = load.seconds();
   const Timer route;
-  if (!job.input.has_routing) route_rows(job.checkpoint.get(), options.layer, options.input, job.input);
+  if (!job.input.has_routing && world != nullptr) route_in_world(job);
+  else if (!job.input.has_routing) route_rows(job.checkpoint.get(), options.layer, options.input, job.input);
   job.route_seconds = route.seconds();
   return job;
 }

@@ -11,6 +11,7 @@
 #include "options.hpp"
 #include "output.hpp"
 #include "placement_file.hpp"
+#include "processes.hpp"
 #include "token_input.hpp"
 
 namespace monomoe::cli {
@@ -24,6 +25,7 @@ struct Clamp {
 
 struct LayerJob {
   LayerOptions options;
+  RankWorld* world = nullptr;  // this process is one rank of it; null: all ranks are here
   Context context;
   std::string backend_why;
   Checkpoint checkpoint;
@@ -39,19 +41,26 @@ struct LayerJob {
   std::vector<monomoe_tokens> tokens_view(std::span<const int64_t> ids, std::span<const float> weights, int64_t topk, uint16_t* y) const;
 };
 
-// Fails with the exit code of what is wrong; nothing has been computed then.
-LayerJob prepare_layer(const LayerOptions& options);
+// Fails with the exit code of what is wrong; nothing has been computed then. world: null if all ranks are in this process.
+LayerJob prepare_layer(const LayerOptions& options, RankWorld* world = nullptr);
 // The router's decision for rows that came without one.
 void route_rows(const monomoe_checkpoint* checkpoint, int32_t layer, const std::string& path, TokenInput& input);
 
 struct ForwardResult {
-  std::vector<uint16_t> y;
+  std::vector<uint16_t> y;   // of a world: on rank 0 only
+  std::string memory;        // how the ranks of a world share theirs; "" in one process
   monomoe_times times = {};
   double pack_seconds = 0, wall_seconds = 0;
   int32_t max_local_experts = 0;
 };
 ForwardResult forward_routed(const LayerJob& job);
 ForwardResult forward_shared(const LayerJob& job);  // the layer's shared expert alone, every token with weight 1
+
+// One call of this rank's part in job.world, with `intermediate` channels; collective. Defined in layer_world.cpp.
+ForwardResult forward_in_world(const LayerJob& job, const Weights& weights, monomoe_workspace_options options, std::span<const int64_t> ids,
+                               std::span<const float> route_weights);
+// Each rank routes its rows, and all get all.
+void route_in_world(LayerJob& job);
 
 // Live slots of each expert.
 std::vector<int64_t> count_experts(std::span<const int64_t> ids, int32_t num_experts);

@@ -17,6 +17,7 @@
 #include "command.hpp"
 #include "file_fault.hpp"
 #include "output.hpp"
+#include "processes.hpp"
 
 namespace monomoe::cli {
 namespace {
@@ -112,5 +113,6 @@ int main(int argc, char** argv) {
   // A closed pipe and a file at the size limit are errors of the write that met them: a sentence, and temporaries are removed.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
+  monomoe::cli::remember_arguments(argc, argv);
   return static_cast<int>(monomoe::cli::guarded(argc, argv));
 }

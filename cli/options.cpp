@@ -69,17 +69,27 @@ std::vector<CLI::Option*> add_context_options(CLI::App& parser, ContextOptions& 
   return added;
 }
 
+std::vector<CLI::Option*> add_process_options(CLI::App& parser, ProcessOptions& options) {
+  CLI::Option* processes = parser.add_flag("--processes", options.processes, "each rank is a process of its own, started here; on GPUs: one GPU each while there are enough");
+  CLI::Option* rank = parser.add_option("--rank", options.rank, "this process is rank R, started by another launcher; rank 0 reports and writes the output")
+                          ->check(CLI::Range(0, 63));
+  CLI::Option* world = parser.add_option("--world", options.world, "name under which the ranks of --rank meet: the same for all, another for each run");
+  rank->needs(world);
+  world->needs(rank);
+  return {processes, rank, world};
+}
+
 std::vector<CLI::Option*> add_layer_options(CLI::App& parser, LayerOptions& options) {
   std::vector<CLI::Option*> added = {
-      parser.add_option("--ranks", options.num_ranks, "ranks of this run, all in this process [1]")->check(CLI::Range(1, 64)),
+      parser.add_option("--ranks", options.num_ranks, "ranks of this run; all in this process, but with --processes or --rank [1]")->check(CLI::Range(1, 64)),
       parser.add_option("--tokens-per-rank", options.tokens_per_rank, "rows of each rank in order, a,b,..; zeros are legal [as even as possible]"),
       parser.add_option("--capacity", options.capacity, "most tokens a rank may bring [the largest rank's tokens]")
           ->check(CLI::Range(int64_t{0}, int64_t{1} << 20)),
       parser.add_option("--placement", options.placement, "file of lines 'expert rank' or 'expert rank slot' [in order, even]"),
       parser.add_option("--swiglu-limit", options.swiglu_limit_word, "clamp of gate and up; 0 or inf is none [config.json's]"),
   };
-  const std::vector<CLI::Option*> context = add_context_options(parser, options.context);
-  added.insert(added.end(), context.begin(), context.end());
+  for (const std::vector<CLI::Option*>& more : {add_process_options(parser, options.processes), add_context_options(parser, options.context)})
+    added.insert(added.end(), more.begin(), more.end());
   return added;
 }
 

@@ -29,6 +29,17 @@ std::vector<CLI::Option*> add_context_options(CLI::App& parser, ContextOptions& 
 // The same without --launch, for commands with a choice of their own.
 std::vector<CLI::Option*> add_machine_options(CLI::App& parser, ContextOptions& options);
 
+// Whether the ranks of a run are processes of their own; processes.hpp does the rest.
+struct ProcessOptions {
+  bool processes = false;
+  int32_t rank = -1;  // this process is that rank of the world; -1: it is none
+  std::string world;
+
+  bool is_rank() const { return rank >= 0; }
+  bool starts_ranks() const { return processes && !is_rank(); }
+};
+std::vector<CLI::Option*> add_process_options(CLI::App& parser, ProcessOptions& options);
+
 // One layer of a checkpoint, its tokens and how they are dealt to ranks.
 struct LayerOptions {
   std::string directory, input, tokens_per_rank, placement, shared_expert = "off";
@@ -36,6 +47,7 @@ struct LayerOptions {
   int64_t capacity = -1;  // -1: the largest rank's tokens
   std::string swiglu_limit_word;
   ContextOptions context;
+  ProcessOptions processes;
 
   std::string where() const;                    // "DIR, layer 3"
   std::optional<float> swiglu_limit() const;    // 0 = none; throws bad usage

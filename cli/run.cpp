@@ -76,10 +76,11 @@ std::string times_text(const Json& times) {
   return text + parts + "\n";
 }
 
-ExitCode run_layer(const RunOptions& options) {
+// world: null if all ranks are in this process.
+ExitCode run_layer(const RunOptions& options, RankWorld* world) {
   const Timer total;
   check_output_path(options.output, options.layer);
-  const LayerJob job = prepare_layer(options.layer);
+  const LayerJob job = prepare_layer(options.layer, world);
   ForwardResult routed = forward_routed(job);
   Json times = {{"load", job.load_seconds}, {"route", job.route_seconds}, {"pack", routed.pack_seconds}, {"forward", forward_json(routed)}};
   if (options.layer.shared_expert == "on") {
@@ -88,12 +89,15 @@ ExitCode run_layer(const RunOptions& options) {
     times["shared"]["pack"] = shared.pack_seconds;
     add_rows(routed.y, shared.y);
   }
+  if (world != nullptr && world->rank() != 0) return ExitCode::kOk;
+  if (world != nullptr) world->outlive_parent();
   const Timer write;
   const uint64_t output_bytes = write_output(options.output, job, routed.y);
   times["write"] = write.seconds();
   times["total"] = total.seconds();
   Json json = job_json(job, "run");
   json["output"] = options.output;
+  if (world != nullptr) json["processes"] = {{"memory", routed.memory}};
   json["times"] = times;
   json["bytes"] = {{"input", job.input.bytes}, {"output", output_bytes}, {"per_rank", bytes_per_rank(job)}};
   if (options.json) {
@@ -101,6 +105,7 @@ ExitCode run_layer(const RunOptions& options) {
     return ExitCode::kOk;
   }
   std::string text = job_text(job);
+  if (world != nullptr) text += fmt::format("processes  one a rank, memory shared as {}\n", routed.memory);
   text += fmt::format("shared     {}\n", options.layer.shared_expert == "on" ? "added: y = bf16(routed + shared)" : "off: y is the routed experts' sum");
   text += times_text(times);
   text += fmt::format("memory     per rank: ");
@@ -111,6 +116,16 @@ ExitCode run_layer(const RunOptions& options) {
                                 shape_text(std::vector<int64_t>{job.input.tokens, job.info.hidden}));
   print(text, options.output);
   return ExitCode::kOk;
+}
+
+ExitCode run(const RunOptions& options) {
+  const LayerOptions& layer = options.layer;
+  if (layer.processes.is_rank())
+    return as_rank(layer.processes, layer.num_ranks, layer.context, [&](RankWorld& world) { return run_layer(options, &world); });
+  if (!layer.processes.processes) return run_layer(options, nullptr);
+  check_output_path(options.output, layer);  // told once, not by every rank
+  require_readable_again("--placement", layer.placement);
+  return start_ranks(layer.num_ranks);
 }
 
 }  // namespace
@@ -128,7 +143,7 @@ Command add_run(CLI::App& app) {
   parser->add_flag("--json", options->json, "report as JSON on standard output");
   parser->footer("Example:\n  monomoe run examples/tiny-moe-nvfp4 --layer 0 --input examples/tiny-moe-capture/layer0.safetensors \\\n"
                  "    --output /tmp/y.safetensors --ranks 4 --json");
-  return {parser, [options] { return run_layer(*options); }};
+  return {parser, [options] { return run(*options); }};
 }
 
 }  // namespace monomoe::cli

@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "command.hpp"
 #include "layer_run.hpp"
@@ -93,29 +95,52 @@ std::string report_text(const Json& report) {
   } else {
     line("first diverging stage", "first_diverging_stage");
   }
+  if (report.contains("against_cpu")) line("against the CPU", "against_cpu");
   if (report.contains("bitwise")) text += fmt::format("{:<22}{}\n", "bits of the contract", bitwise_text(report["bitwise"]));
   line("exact dequantisation", "exact_dequantisation");  // for information: not part of the verdict
   line("times", "times");
   return text;
 }
 
-ExitCode verify_layer(const VerifyOptions& options) {
-  if (options.layer.layer < 0) usage_error("verify with --input checks one layer; give --layer L");
-  if (!options.output.empty()) check_output_path(options.output, options.layer);
-  const LayerJob job = prepare_layer(options.layer);
-  std::vector<uint16_t> y(job.input.x.size());
+// The library's report; y gets, or in a world holds, the output.
+Json checked_layer(const LayerJob& job, std::vector<uint16_t>& y) {
   const std::vector<monomoe_tokens> tokens = job.tokens_view(job.input.ids, job.input.weights, job.input.topk, y.data());
   const monomoe_placement placement = job.placement ? job.placement->view() : monomoe_placement{};
+  const monomoe_placement* where = job.placement ? &placement : nullptr;
+  const auto topk = static_cast<int32_t>(job.input.topk);
   char* report = nullptr;
-  check(monomoe_checkpoint_verify_run(job.context.get(), job.checkpoint.get(), options.layer.layer, job.placement ? &placement : nullptr,
-                                      job.clamp.argument, static_cast<int32_t>(job.input.topk), tokens.data(), &report),
-        Origin::kFile);
+  if (job.world == nullptr) {
+    check(monomoe_checkpoint_verify_run(job.context.get(), job.checkpoint.get(), job.options.layer, where, job.clamp.argument, topk, tokens.data(), &report),
+          Origin::kFile);
+  } else {
+    ContextOptions cpu = job.options.context;
+    cpu.backend = "cpu";
+    cpu.launch = "auto";
+    const Context all_ranks = cpu.create(job.options.num_ranks);
+    check(monomoe_checkpoint_verify_output(all_ranks.get(), job.checkpoint.get(), job.options.layer, where, job.clamp.argument, topk, tokens.data(),
+                                           monomoe_context_backend(job.context.get(), nullptr), &report),
+          Origin::kFile);
+  }
   const Text owner(report);
-  const Json json = parse_report(report);
+  return parse_report(report);
+}
+
+// world: null if all ranks are in this process.
+ExitCode verify_layer(const VerifyOptions& options, RankWorld* world) {
+  if (!options.output.empty()) check_output_path(options.output, options.layer);
+  const LayerJob job = prepare_layer(options.layer, world);
+  ForwardResult computed;
+  if (world != nullptr) computed = forward_routed(job);
+  if (world != nullptr && world->rank() != 0) return ExitCode::kOk;
+  std::vector<uint16_t> y = std::move(computed.y);
+  y.resize(job.input.x.size());
+  const Json json = checked_layer(job, y);
   const bool ok = json.value("ok", false);
+  if (world != nullptr) world->outlive_parent();
   if (!options.output.empty()) write_output(options.output, job, y);
   if (options.json) {
     Json all = job_json(job, "verify");
+    if (world != nullptr) all["processes"] = {{"memory", computed.memory}};
     all.update(json);
     print_json(all, options.output);
   } else {
@@ -125,11 +150,35 @@ ExitCode verify_layer(const VerifyOptions& options) {
   return verdict(ok);
 }
 
+// The "ranks=" of a case, 1 if it has none or one that the library will refuse.
+int32_t ranks_of_case(const TextLine& line) {
+  for (const std::string& word : split_at(line.text, ' ')) {
+    if (!word.starts_with("ranks=")) continue;
+    const std::optional<int64_t> ranks = whole_number(word.substr(6));
+    return ranks && *ranks >= 1 && *ranks <= 64 ? static_cast<int32_t>(*ranks) : 1;
+  }
+  return 1;
+}
+
+int32_t most_ranks(const std::vector<TextLine>& lines) {
+  int32_t most = 1;
+  for (const TextLine& line : lines) most = std::max(most, ranks_of_case(line));
+  return most;
+}
+
+// In a world of as many ranks as the case has; the other processes of the run pass it over.
+monomoe_status run_case_in_world(const VerifyOptions& options, const TextLine& line, char** report) {
+  const int32_t ranks = ranks_of_case(line);
+  RankWorld world(fmt::format("{}.{}", options.layer.processes.world, line.number), ranks, options.layer.processes.rank, options.layer.context);
+  return monomoe_world_verify_case(world.handle(), &world.context_options(), line.text.c_str(), report);
+}
+
 // One line of the file; a line that is no case is bad input at its place.
 Json run_case(const VerifyOptions& options, const TextLine& line) {
   const monomoe_context_options context = options.layer.context.view(0);
   char* report = nullptr;
-  const monomoe_status status = monomoe_verify_case(&context, line.text.c_str(), &report);
+  const monomoe_status status = options.layer.processes.is_rank() ? run_case_in_world(options, line, &report)
+                                                                  : monomoe_verify_case(&context, line.text.c_str(), &report);
   if (status != MONOMOE_OK)
     throw Failure(exit_code(status, Origin::kFile),
                   fmt::format("{}:{}: {}: {}", options.cases, line.number, line.text, monomoe_last_error()));
@@ -149,10 +198,24 @@ std::string case_text(const TextLine& line, const Json& report) {
   return text + "\n";
 }
 
-ExitCode verify_cases(const VerifyOptions& options) {
+std::vector<TextLine> read_cases(const VerifyOptions& options) {
   const std::vector<TextLine> lines = read_lines(options.cases);
   if (lines.empty()) input_error(fmt::format("{}: holds no case", options.cases));
-  options.layer.context.create(1);  // what the machine cannot do is no line's fault
+  return lines;
+}
+
+// This rank's part of each case that has as many ranks; rank 0 alone reports.
+ExitCode verify_cases_as_rank(const VerifyOptions& options, const std::vector<TextLine>& lines) {
+  for (const TextLine& line : lines) {
+    if (options.layer.processes.rank < ranks_of_case(line)) (void)run_case(options, line);
+  }
+  return ExitCode::kOk;
+}
+
+ExitCode verify_cases(const VerifyOptions& options) {
+  const std::vector<TextLine> lines = read_cases(options);
+  if (options.layer.processes.rank > 0) return verify_cases_as_rank(options, lines);
+  if (!options.layer.processes.is_rank()) options.layer.context.create(1);  // what the machine cannot do is no line's fault
   Json reports = Json::array();
   int64_t passed = 0;
   for (const TextLine& line : lines) {
@@ -170,9 +233,23 @@ ExitCode verify_cases(const VerifyOptions& options) {
 }
 
 ExitCode verify(const VerifyOptions& options) {
-  if (!options.cases.empty()) return verify_cases(options);
-  if (options.layer.directory.empty()) usage_error("verify needs DIR or --cases FILE (see monomoe verify --help)");
-  return options.layer.input.empty() ? verify_files(options) : verify_layer(options);
+  const LayerOptions& layer = options.layer;
+  const ProcessOptions& processes = layer.processes;
+  if (!options.cases.empty()) {
+    if (!processes.starts_ranks()) return verify_cases(options);
+    require_readable_again("--cases", options.cases);
+    return start_ranks(most_ranks(read_cases(options)));
+  }
+  if (layer.directory.empty()) usage_error("verify needs DIR or --cases FILE (see monomoe verify --help)");
+  if (layer.input.empty() && (processes.processes || processes.is_rank()))
+    usage_error("verify of a checkpoint's files runs no ranks; leave out --processes, or give --input or --cases");
+  if (layer.input.empty()) return verify_files(options);
+  if (layer.layer < 0) usage_error("verify with --input checks one layer; give --layer L");
+  if (processes.is_rank()) return as_rank(processes, layer.num_ranks, layer.context, [&](RankWorld& world) { return verify_layer(options, &world); });
+  if (!processes.processes) return verify_layer(options, nullptr);
+  if (!options.output.empty()) check_output_path(options.output, layer);
+  require_readable_again("--placement", layer.placement);
+  return start_ranks(layer.num_ranks);
 }
 
 }  // namespace
@@ -189,7 +266,8 @@ Command add_verify(CLI::App& app) {
       ->excludes(directory)->excludes(layer)->excludes(input)->excludes(output);
   for (CLI::Option* option : add_layer_options(*parser, options->layer)) {
     const std::string name = option->get_name();
-    if (name != "--backend" && name != "--launch" && name != "--threads" && name != "--vector-bits" && name != "--timeout") option->needs(input);
+    const bool is_layers = name == "--ranks" || name == "--tokens-per-rank" || name == "--capacity" || name == "--placement" || name == "--swiglu-limit";
+    if (is_layers) option->needs(input);
   }
   parser->add_flag("--json", options->json, "report as JSON on standard output");
   parser->footer("Exit code 1 when a problem or an element outside the bound was found, 3 when DIR cannot be read at all.\nExample:\n"

@@ -83,6 +83,11 @@ MONOMOE_API monomoe_status monomoe_checkpoint_verify(const char* directory, int3
 MONOMOE_API monomoe_status monomoe_checkpoint_verify_run(monomoe_context* context, const monomoe_checkpoint* checkpoint, int32_t layer,
                                                          const monomoe_placement* placement, float swiglu_limit, int32_t topk,
                                                          const monomoe_tokens* tokens, char** json);
+// The same for an output that was computed elsewhere, e.g. by ranks in several processes: y of each rank's tokens is given, not written, and held
+// against the CPU backend's bits and the references. context: of backend cpu, all ranks. computed_by: for the report.
+MONOMOE_API monomoe_status monomoe_checkpoint_verify_output(monomoe_context* context, const monomoe_checkpoint* checkpoint, int32_t layer,
+                                                            const monomoe_placement* placement, float swiglu_limit, int32_t topk,
+                                                            const monomoe_tokens* tokens, monomoe_backend computed_by, char** json);
 // One case line (its ranks replace options->num_ranks), e.g. "ranks=4 experts=16 topk=4 tokens=37 hidden=512 inter=256 w=nvfp4 seed=3": random weights and tokens, the same checks.
 // Keys: docs/cases.md. The same report as verify_run, with "case".
 MONOMOE_API monomoe_status monomoe_verify_case(const monomoe_context_options* options, const char* line, char** json);

@@ -154,7 +154,25 @@ Result<Run> run_cuda(const VerifyRequest& request) {
   return run;
 }
 
-Result<Run> run_backend(const VerifyRequest& request) { return request.context.cuda != nullptr ? run_cuda(request) : run_cpu(request); }
+// An output computed elsewhere stands on the CPU's stages too, if it is the CPU's to the bit.
+Result<Run> run_given(const VerifyRequest& request) {
+  auto ran = run_cpu(request);
+  if (!ran) return ran.error();
+  Run run = ran.take();
+  run.cpu_y = run.tokens.y;
+  uint16_t* y = run.tokens.y.data();
+  for (size_t rank = 0; rank < run.tokens.rows.size(); ++rank) {
+    const int64_t values = run.tokens.rows[rank] * request.weights.problem.hidden;
+    if (values > 0) std::memcpy(y, request.tokens[rank].y, static_cast<size_t>(values) * sizeof(uint16_t));
+    y += values;
+  }
+  return run;
+}
+
+Result<Run> run_backend(const VerifyRequest& request) {
+  if (!request.given_by.empty()) return run_given(request);
+  return request.context.cuda != nullptr ? run_cuda(request) : run_cpu(request);
+}
 
 // Rows are routes (token and slot) or tokens (slot -1).
 Json element(const WorstElement& worst, int64_t topk) {
@@ -273,13 +291,13 @@ Result<std::string> verify_layer(const VerifyRequest& request) {
   if (!exact) return exact.error();
   const auto diverging = std::ranges::find_if(stages, [](const Json& stage) { return stage["outside_bound"] != 0; });
   const bool bits_hold = !bitwise.value()["checked"].get<bool>() || bitwise.value()["equal"].get<bool>();
-  const bool is_cuda = request.context.cuda != nullptr;
-  const BitDifference cpu_difference = is_cuda ? compare_bf16_bits(run.tokens.y, run.cpu_y, input.hidden) : BitDifference{};
+  const bool has_twin = request.context.cuda != nullptr || !request.given_by.empty();
+  const BitDifference cpu_difference = has_twin ? compare_bf16_bits(run.tokens.y, run.cpu_y, input.hidden) : BitDifference{};
   Json report;
   if (!request.case_line.empty()) report["case"] = request.case_line;
-  report["backend"] = is_cuda ? "cuda" : "cpu";
+  report["backend"] = !request.given_by.empty() ? request.given_by : request.context.cuda != nullptr ? "cuda" : "cpu";
   report["ok"] = diverging == stages.end() && bits_hold && cpu_difference.ok();
-  if (is_cuda) {
+  if (has_twin) {
     report["against_cpu"] = bitwise_part("output", cpu_difference);
     report["stages_of"] = "cpu";  // all but the output
   }

@@ -19,6 +19,7 @@ struct VerifyRequest {
   int64_t capacity = 0;                    // 0: the largest rank's tokens
   const monomoe_tokens* tokens = nullptr;  // one per rank; y may be NULL
   std::string case_line;                   // "" or the line of the case
+  std::string given_by = {};               // not "": the tokens' y is an output that this backend has computed elsewhere; context is a CPU's
 };
 
 // The report as JSON text. What does not hold is part of the report; an error is a call that could not be made.
