@@ -3,6 +3,7 @@
 #ifndef MONOMOE_MONOMOE_HPP
 #define MONOMOE_MONOMOE_HPP
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -12,6 +13,7 @@
 
 #include "monomoe/checkpoint.h"
 #include "monomoe/monomoe.h"
+#include "monomoe/world.h"
 
 namespace monomoe::api {
 
@@ -111,6 +113,53 @@ class Context {
 
  private:
   detail::Handle<monomoe_context, monomoe_context_destroy> handle_;
+};
+
+// Ranks that are processes of one machine: see world.h. Leaves when it goes.
+class World {
+ public:
+  // Collective.
+  static Expected<World> join(const std::string& name, int32_t ranks, int32_t rank, uint32_t timeout_ms = 0) {
+    monomoe_world_options options{};
+    options.struct_size = sizeof(options);
+    options.name = name.c_str();
+    options.ranks = ranks;
+    options.rank = rank;
+    options.timeout_ms = timeout_ms;
+    return detail::own<World, monomoe_world>([&](monomoe_world** out) { return monomoe_world_join(&options, out); });
+  }
+  explicit World(monomoe_world* raw) : handle_(raw) {}
+  monomoe_world* get() const { return handle_.get(); }
+  // Collective: the options of this rank's context.
+  Expected<monomoe_context_options> place(monomoe_context_options options = {}) const {
+    options.struct_size = sizeof(options);
+    if (const monomoe_status status = monomoe_world_place(get(), &options, nullptr); status != MONOMOE_OK) return detail::last_failure(status);
+    return options;
+  }
+  Expected<Done> barrier() const { return detail::done(monomoe_world_gather(get(), nullptr, 0, nullptr)); }
+  // Tells the others why this rank cannot go on.
+  void leave(const std::string& reason) { monomoe_world_leave(handle_.release(), reason.c_str()); }
+
+ private:
+  static void leave_silently(monomoe_world* world) { monomoe_world_leave(world, nullptr); }
+  detail::Handle<monomoe_world, leave_silently> handle_;
+};
+
+// Memory of each rank that all ranks write, for one workspace.
+class WorldMemory {
+ public:
+  // Collective. options: as placed by the world; they say whose memory.
+  static Expected<WorldMemory> create(const World& world, const monomoe_context_options& options, int64_t bytes) {
+    return detail::own<WorldMemory, monomoe_world_memory>(
+        [&](monomoe_world_memory** out) { return monomoe_world_memory_create(world.get(), options.backend, options.gpu, bytes, out); });
+  }
+  explicit WorldMemory(monomoe_world_memory* raw) : handle_(raw) {}
+  monomoe_world_memory* get() const { return handle_.get(); }
+  std::span<void* const> peers(int32_t ranks) const { return {monomoe_world_memory_peers(get()), static_cast<size_t>(ranks)}; }
+  std::string how() const { return monomoe_world_memory_how(get()); }
+
+ private:
+  detail::Handle<monomoe_world_memory, monomoe_world_memory_destroy> handle_;
 };
 
 class Weights {

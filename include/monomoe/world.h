@@ -51,8 +51,8 @@ MONOMOE_API monomoe_status monomoe_world_gather(monomoe_world* world, const void
 
 typedef struct monomoe_world_memory monomoe_world_memory;
 // Collective. Zeroed memory of `bytes` on each rank that all ranks can write: of the host (MONOMOE_BACKEND_CPU) or of a GPU (MONOMOE_BACKEND_CUDA; gpu
-// as in monomoe_context_options: counted from 1, 0 = the thread's current one; host: 0). The same bytes and backend on all ranks. MONOMOE_UNAVAILABLE
-// lists, by rank, what could not be allocated, shared, reached or mapped. Make it anew for each workspace.
+// as in monomoe_context_options: counted from 1, 0 = the thread's current one; host: 0). The same backend on all ranks; of different bytes all get the
+// most. MONOMOE_UNAVAILABLE lists, by rank, what could not be allocated, shared, reached or mapped. Make it anew for each workspace.
 MONOMOE_API monomoe_status monomoe_world_memory_create(monomoe_world* world, monomoe_backend backend, int32_t gpu, int64_t bytes,
                                                        monomoe_world_memory** memory);
 // [ranks] addresses in this process; owned by the memory.

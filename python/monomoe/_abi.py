@@ -52,6 +52,12 @@ class DType(enum.IntEnum):
     E4M3 = 4
 
 
+class Sharing(enum.IntEnum):
+    AUTO = 0
+    FILE = 1
+    IPC = 2
+
+
 class ContextOptions(c.Structure):
     _fields_ = [("struct_size", c.c_uint32), ("backend", c.c_int), ("num_ranks", c.c_int32), ("num_threads", c.c_int32),
                 ("vector_bits", c.c_int32), ("timeout_ms", c.c_uint32), ("launch", c.c_int32), ("world_ranks", c.c_int32), ("rank", c.c_int32), ("gpu", c.c_int32),
@@ -103,10 +109,17 @@ class LayerInfo(c.Structure):
                 ("shared_intermediate", c.c_int64)]
 
 
+class WorldOptions(c.Structure):
+    _fields_ = [("struct_size", c.c_uint32), ("name", c.c_char_p), ("ranks", c.c_int32), ("rank", c.c_int32), ("timeout_ms", c.c_uint32),
+                ("sharing", c.c_int)]
+
+
 # C name -> mirror: what the test compares. Struct names lose the prefix monomoe_.
 STRUCTS = {"context_options": ContextOptions, "matrix": Matrix, "expert": Expert, "placement": Placement, "layer": Layer,
-           "workspace_options": WorkspaceOptions, "tokens": Tokens, "times": Times, "problem": Problem, "layer_info": LayerInfo}
-ENUMS = {"MONOMOE_": Status, "MONOMOE_BACKEND_": Backend, "MONOMOE_SCALE_": ScaleType, "MONOMOE_DTYPE_": DType}
+           "workspace_options": WorkspaceOptions, "tokens": Tokens, "times": Times, "problem": Problem, "layer_info": LayerInfo,
+           "world_options": WorldOptions}
+ENUMS = {"MONOMOE_": Status, "MONOMOE_BACKEND_": Backend, "MONOMOE_SCALE_": ScaleType, "MONOMOE_DTYPE_": DType,
+         "MONOMOE_SHARING_": Sharing}
 
 _P, _OUT = c.c_void_p, c.POINTER(c.c_void_p)
 _TEXT_OUT = c.POINTER(c.c_void_p)  # char**: taken as an address so that it can be freed
@@ -143,4 +156,10 @@ FUNCTIONS = {
     "checkpoint_route": (c.c_int, [_P, c.c_int32, _P, c.c_int64, _P, _P, _P]),
     "checkpoint_inspect": (c.c_int, [c.c_char_p, c.c_int32, _TEXT_OUT]),
     "checkpoint_verify": (c.c_int, [c.c_char_p, c.c_int32, _TEXT_OUT]),
+    "world_join": (c.c_int, [c.POINTER(WorldOptions), _OUT]),
+    "world_leave": (None, [_P, c.c_char_p]),
+    "world_memory_create": (c.c_int, [_P, c.c_int, c.c_int32, c.c_int64, _OUT]),
+    "world_memory_peers": (c.POINTER(c.c_void_p), [_P]),
+    "world_memory_how": (c.c_char_p, [_P]),
+    "world_memory_destroy": (None, [_P]),
 }

@@ -24,9 +24,13 @@ struct WorldRank {
 
 enum class WorldBackend : uint64_t { kCpu = 1, kCuda = 2 };
 
-// Collective over the ranks of the memory: returns when every rank has told and all agree.
-// kUsage: ranks differ, naming both and the values; a rank's table of peers leads elsewhere; this rank's memory was not zero.
-// kTimeout: a rank did not come, naming it.
+// Collective over the ranks of the memory: returns when every rank has told and every rank has said that all agree.
+// kUsage: ranks differ, naming both and the values; a rank's table of peers leads elsewhere, or to memory that it hands in for two ranks; this
+// rank's memory was not zero. kTimeout: a rank did not come, naming it. A rank that gives up leaves word of it: the others, also those that come
+// later, fail with the same status at once, naming it and its reason.
 Result<void> exchange_fingerprints(const SymmetricMemory& memory, const Problem& problem, WorldBackend backend, const WorldRank& world);
+
+// For a rank that fails before it comes to the exchange: the others are told instead of waiting for it. Changes nothing after one that failed.
+void tell_failure(const SymmetricMemory& memory, const Problem& problem, const WorldRank& world);
 
 }  // namespace monomoe

@@ -65,7 +65,7 @@ Error World::missing(std::string_view what, const std::vector<int32_t>& ranks) c
 }
 
 Error World::ended(int32_t rank) const {
-  const std::string process = pids_[rank] > 0 ? fmt::format(" (process {})", pids_[rank]) : std::string();
+  const std::string process = pids_[rank] > 0 ? fmt::format(" (number {})", pids_[rank]) : std::string();
   return {Status::kTimeout, fmt::format("rank {}: rank {} will not come any more: its process{} has ended; form a new world under another name", options_.rank,
                                         rank, process)};
 }
@@ -79,8 +79,11 @@ Error World::left(int32_t rank, const Message& message) const {
 Result<void> World::send(int32_t rank, MessageKind kind, WorldStep step, std::span<const std::byte> payload, int file, Deadline end) {
   const SocketEnd sent = send_message(sockets_[rank].get(), kind, static_cast<uint32_t>(step), payload, file, end);
   if (sent == SocketEnd::kLate) return missing(fmt::format("take part in {} of", step_name(static_cast<uint32_t>(step))), {rank});
-  if (sent == SocketEnd::kFine) return {};
-  // What the rank said before it went tells more.
+  return sent == SocketEnd::kFine ? Result<void>{} : last_words(rank);
+}
+
+// Of a rank that is gone: what it said before tells more.
+Error World::last_words(int32_t rank) const {
   Message last;
   while (receive_message(sockets_[rank].get(), last, std::chrono::steady_clock::now()) == SocketEnd::kFine) {
     if (last.header.kind == MessageKind::kLeave) return left(rank, last);

@@ -59,6 +59,7 @@ class World {
   Result<int32_t> check_hello(const Message& message, int32_t expected) const;
   Error missing(std::string_view what, const std::vector<int32_t>& ranks) const;
   Error ended(int32_t rank) const;
+  Error last_words(int32_t rank) const;
   Error left(int32_t rank, const Message& message) const;
   Result<Message> receive(int32_t rank, MessageKind kind, WorldStep step, std::optional<size_t> bytes, Deadline deadline);
   Result<void> send(int32_t rank, MessageKind kind, WorldStep step, std::span<const std::byte> payload, int file, Deadline deadline);

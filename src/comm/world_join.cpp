@@ -148,13 +148,15 @@ Result<void> World::await_ranks(const FileDescriptor& listener, Deadline end) {
     }
     if (still.empty()) return {};
     std::vector<pollfd> entries = {{listener.get(), POLLIN, 0}};
-    for (const FileDescriptor& socket : sockets_) entries.push_back({socket.get(), POLLIN, 0});  // closed ones, -1, are passed over
+    // Closed ones, -1, are passed over; of a rank that is known only its end matters: it may be ahead.
+    for (size_t rank = 0; rank < sockets_.size(); ++rank) entries.push_back({sockets_[rank].get(), static_cast<short>(known[rank] ? 0 : POLLIN), 0});
     for (const FileDescriptor& socket : newcomers) entries.push_back({socket.get(), POLLIN, 0});
     const int ready = poll(entries.data(), entries.size(), milliseconds_left(end));
     if (ready == 0 && milliseconds_left(end) == 0) return missing("join", still);
     if (ready <= 0) continue;
-    for (const int32_t rank : still) {
+    for (int32_t rank = 0; rank < ranks(); ++rank) {
       if (entries[static_cast<size_t>(rank) + 1].revents == 0) continue;
+      if (known[rank]) return last_words(rank);
       auto answer = receive(rank, MessageKind::kHello, WorldStep::kJoin, std::nullopt, end);
       if (!answer) return answer.error();
       if (auto agrees = check_hello(answer.value(), rank); !agrees) return agrees.error();

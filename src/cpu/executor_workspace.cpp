@@ -48,7 +48,10 @@ Result<std::unique_ptr<CpuWorkspace>> CpuWorkspace::create(const Problem& proble
 Result<std::unique_ptr<CpuWorkspace>> CpuWorkspace::create(const Problem& problem, int64_t max_slots, const WorldRank& world) {
   std::unique_ptr<CpuWorkspace> workspace(new CpuWorkspace(problem, max_slots, world.rank, world.rank + 1));
   workspace->symmetric_ = std::make_unique<ExternalMemory>(world.peers, workspace->symmetric_layout_.bytes);
-  if (auto local = workspace->make_local(); !local) return local.error();
+  if (auto local = workspace->make_local(); !local) {
+    tell_failure(*workspace->symmetric_, problem, world);
+    return local.error();
+  }
   if (auto agreed = exchange_fingerprints(*workspace->symmetric_, problem, WorldBackend::kCpu, world); !agreed) return agreed.error();
   return workspace;
 }

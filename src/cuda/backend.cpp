@@ -9,6 +9,8 @@
 #include "cuda/layer_weights.hpp"
 #include "cuda/layer_workspace.hpp"
 #include "cuda/status.hpp"
+#include "cuda/symmetric_memory.hpp"
+#include "plan/memory_layout.h"
 
 namespace monomoe::cuda {
 namespace {
@@ -24,7 +26,10 @@ class HopperBackend final : public Backend {
   }
   Result<std::unique_ptr<Workspace>> make_workspace(const Problem& problem, int64_t max_slots, uint32_t timeout_ms, LaunchVariant launch,
                                                     const WorldRank* world) override {
-    return LayerWorkspace::make(topology_, problem, max_slots, timeout_ms, launch, world);
+    auto made = LayerWorkspace::make(topology_, problem, max_slots, timeout_ms, launch, world);
+    if (!made && world != nullptr)
+      tell_failure(ExternalDeviceMemory(world->peers, symmetric_layout(problem).bytes, topology_.gpu[world->rank]), problem, *world);
+    return made;
   }
   Result<MemoryPlace> place(const void* pointer) const override {
     cudaPointerAttributes attributes{};

@@ -79,8 +79,10 @@ Result<void> LayerWorkspace::make_symmetric(const WorldRank* world) {
   const int gpu = topology_.gpu[world->rank];
   for (int32_t rank = 0; rank < ranks(); ++rank) {
     cudaPointerAttributes place{};
-    if (cudaPointerGetAttributes(&place, world->peers[rank]) != cudaSuccess) (void)cudaGetLastError();
-    const bool is_own = rank == world->rank, is_gpu = place.type == cudaMemoryTypeDevice;
+    const bool is_own = rank == world->rank, is_known = cudaPointerGetAttributes(&place, world->peers[rank]) == cudaSuccess;
+    if (!is_known) (void)cudaGetLastError();
+    if (!is_own && !is_known) continue;  // of a GPU that this process does not see the runtime may know no place; the exchange below reaches it or says why not
+    const bool is_gpu = is_known && place.type == cudaMemoryTypeDevice;
     if (is_gpu && (!is_own || place.device == gpu)) continue;
     const std::string found = is_gpu ? fmt::format("memory of GPU {}", place.device) : "not GPU memory";
     const std::string wanted = is_own ? fmt::format("GPU {}, which this rank runs on", gpu) : fmt::format("rank {}'s GPU, mapped for GPU {}", rank, gpu);

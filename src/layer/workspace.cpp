@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "comm/memory_overlap.hpp"
 #include "layer/arguments.hpp"
 #include "layer/error_state.hpp"
 #include "layer/launch_choice.hpp"
@@ -17,7 +18,7 @@ constexpr int64_t kMaxSlots = kMaxExperts * kMaxRanks;
 constexpr size_t kPeerAlignment = 256;  // what every allocator of GPU memory gives
 
 // Peers' addresses: one for each rank of a world, none for ranks that are all here.
-Result<void> check_peers(const monomoe_context& context, void* const* peers) {
+Result<void> check_peers(const monomoe_context& context, void* const* peers, int64_t bytes) {
   if (context.only_rank < 0) {
     return peers == nullptr ? Result<void>{} : usage_error("options->peers is set, but all ranks of the context are in this process, which has its "
                                                            "own memory for them; leave it NULL, or create the context with world_ranks");
@@ -32,7 +33,8 @@ Result<void> check_peers(const monomoe_context& context, void* const* peers) {
         return usage_error(fmt::format("options->peers[{}] and [{}] are the same address; each rank has memory of its own", other, rank));
     }
   }
-  return {};
+  const std::string overlap = overlap_of({peers, static_cast<size_t>(context.num_ranks)}, bytes);
+  return overlap.empty() ? Result<void>{} : usage_error(overlap + "; each rank has memory of its own");
 }
 
 Result<Problem> problem_of(const monomoe_context& context, const monomoe_workspace_options& options) {
@@ -53,7 +55,7 @@ Result<std::unique_ptr<monomoe_workspace>> make_workspace(const monomoe_context&
   auto legal = problem_of(context, options);
   if (!legal) return legal.error();
   const Problem& problem = legal.value();
-  if (auto fine = check_peers(context, options.peers); !fine) return fine.error();
+  if (auto fine = check_peers(context, options.peers, symmetric_layout(problem).bytes); !fine) return fine.error();
   if (options.max_experts < 1 || options.max_experts > kMaxSlots) {
     return usage_error(fmt::format("options->max_experts is {}, wanted 1..{}; monomoe_weights_max_local_experts gives it",
                                    options.max_experts, kMaxSlots));

@@ -30,8 +30,7 @@ struct Sentence {
 
 // What a rank tells about its memory.
 struct Offer {
-  int64_t bytes = 0, mapped_bytes = 0;
-  Method method = Method::kHost;
+  int64_t mapped_bytes = 0;
   uint8_t uuid[16] = {};    // of its GPU
   uint8_t handle[64] = {};
   Sentence problem;
@@ -45,19 +44,28 @@ Result<std::vector<T>> gather(World& world, WorldStep step, const T& mine) {
   return all;
 }
 
-// Of the caller's numbers, which must agree.
-Result<void> check_offers(const std::vector<Offer>& offers) {
-  const Offer& first = offers.front();
-  for (size_t rank = 1; rank < offers.size(); ++rank) {
-    if (offers[rank].method != first.method)
-      return usage_error(fmt::format("rank 0 shares memory as {} and rank {} as {}; all ranks of a world take the same backend and sharing",
-                                     method_name(first.method), rank, method_name(offers[rank].method)));
-    if (offers[rank].bytes != first.bytes)
-      return usage_error(fmt::format("rank 0 wants {} bytes of shared memory and rank {} wants {}; all ranks make the workspace with the same topk, sizes "
-                                     "and capacity",
-                                     first.bytes, rank, offers[rank].bytes));
+// What the caller of each rank asks for. Ranks that want different sizes all get the largest: their workspaces then say in what they differ.
+struct Wish {
+  int64_t bytes = 0;
+  int32_t is_gpu = 0, sharing = 0;
+};
+
+Result<int64_t> agreed_bytes(World& world, const Wish& mine) {
+  auto wishes = gather(world, WorldStep::kMemory, mine);
+  if (!wishes) return wishes.error();
+  int64_t most = 0;
+  for (size_t rank = 0; rank < wishes.value().size(); ++rank) {
+    const Wish& first = wishes.value().front();
+    const Wish& wish = wishes.value()[rank];
+    most = std::max(most, wish.bytes);
+    if (wish.is_gpu != first.is_gpu)
+      return usage_error(fmt::format("rank 0 wants memory of {} and rank {} of {}; all ranks of a world take the same backend", first.is_gpu ? "a GPU" : "the host",
+                                     rank, wish.is_gpu ? "a GPU" : "the host"));
+    if (wish.sharing != first.sharing)
+      return usage_error(fmt::format("options->sharing is {} on rank 0 and {} on rank {} (0 auto, 1 file, 2 ipc); all ranks of a world take the same",
+                                     first.sharing, wish.sharing, rank));
   }
-  return {};
+  return most;
 }
 
 // "rank 1: ...; rank 2: ..."; "" if there is none.
@@ -116,8 +124,6 @@ Result<Attempt> attempt(monomoe_world& handle, Method method, int gpu, int64_t b
   const Sentence& (*of_offer)(const Offer&) = [](const Offer& offer) -> const Sentence& { return offer.problem; };
   const Sentence& (*of_sentence)(const Sentence&) = [](const Sentence& sentence) -> const Sentence& { return sentence; };
   Offer mine;
-  mine.bytes = bytes;
-  mine.method = method;
   if (method != Method::kHost) copy_uuid(gpu, mine);
   ExportedMemory exported;
   std::unique_ptr<monomoe_world_memory> memory(new monomoe_world_memory{&handle, {}, std::vector<void*>(static_cast<size_t>(world.ranks())), method_name(method)});
@@ -133,7 +139,6 @@ Result<Attempt> attempt(monomoe_world& handle, Method method, int gpu, int64_t b
   std::copy(exported.handle.begin(), exported.handle.end(), mine.handle);
   auto offers = gather(world, WorldStep::kMemory, mine);
   if (!offers) return offers.error();
-  if (auto agree = check_offers(offers.value()); !agree) return agree.error();
   if (std::string problems = problems_of(offers.value(), of_offer); !problems.empty()) return Attempt{nullptr, std::move(problems)};
   std::vector<FileDescriptor> files;
   if (method != Method::kIpc) {
@@ -155,6 +160,9 @@ Result<Attempt> attempt(monomoe_world& handle, Method method, int gpu, int64_t b
 }  // namespace
 
 Result<std::unique_ptr<monomoe_world_memory>> make_world_memory(monomoe_world& world, bool is_gpu, int gpu, int64_t bytes) {
+  auto agreed = agreed_bytes(*world.world, {bytes, is_gpu, world.sharing});
+  if (!agreed) return agreed.error();
+  bytes = agreed.value();
   std::vector<Method> methods = {Method::kHost};
   if (is_gpu) {
     methods.clear();

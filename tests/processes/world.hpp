@@ -107,6 +107,7 @@ class World {
     finish();
   }
   void kill(int32_t rank);  // SIGKILL, and waits for its end
+  void await_end(int32_t rank, int signal);  // by this signal, which it sends itself
   // A new process for a rank whose last one is gone.
   void start_process(int32_t rank, const std::function<void(Member&)>& body);
   void zero_memory();

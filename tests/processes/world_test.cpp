@@ -217,9 +217,13 @@ void World::finish() {
 
 void World::kill(int32_t rank) {
   ::kill(children_[rank], SIGKILL);
+  await_end(rank, SIGKILL);
+}
+
+void World::await_end(int32_t rank, int signal) {
   int status = 0;
   EXPECT_EQ(waitpid(children_[rank], &status, 0), children_[rank]);
-  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == signal);
   children_[rank] = -1;
 }
 

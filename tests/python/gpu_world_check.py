@@ -1,7 +1,8 @@
 """Ranks in several processes on GPUs: python tests/python/gpu_world_check.py [--ranks N]. Needs torch, an installed monomoe wheel and 2 or more
 Hopper GPUs that reach each other.
 
-Starts a process for each GPU, once with all GPUs visible to each and once with one GPU each as device 0. Every rank brings another number of tokens
+Starts a process for each GPU: with all GPUs visible to each, over the library's own exchange and over torch symmetric memory, and with one GPU each as
+device 0, over the library's exchange by file descriptors and by CUDA IPC (torch symmetric memory refuses such processes). Every rank brings another number of tokens
 (one none) and compares eager calls, CUDA graphs and the DeepGEMM entry points with the bits of the CPU backend, and measures 200 calls in a row.
 Prints one line a rank; exit code 0, 1 (a check failed) or 77 (skipped).
 """
@@ -16,7 +17,11 @@ import tempfile
 EXPERTS, HIDDEN, INTER, TOPK = 16, 1024, 512, 4
 
 
-def rank_main(rank, size, store, isolated):
+# Whether each rank sees one GPU, and where its memory comes from.
+WAYS = ((False, "own"), (False, "torch"), (True, "own"), (True, "ipc"))
+
+
+def rank_main(rank, size, store, isolated, way):
     import monomoe
     import monomoe.torch
     import torch
@@ -38,13 +43,16 @@ def rank_main(rank, size, store, isolated):
                                               context=monomoe.Context("cpu"))
     want = cpu(x, ids, weights)[mine]
     same = lambda y: torch.equal(y.cpu().view(torch.int16), want.view(torch.int16))  # noqa: E731
-    found = {"rank": rank, "isolated": isolated}
+    found = {"rank": rank, "isolated": isolated, "way": way}
 
-    context = distributed.join(backend="cuda")
+    memory = {"own": lambda: None, "torch": lambda: distributed.TorchMemory(dist.group.WORLD),
+              "ipc": lambda: distributed.WorldMemory(dist.group.WORLD, "cuda", sharing="ipc")}[way]()
+    context = distributed.join(backend="cuda", memory=memory)
     part = w13[share], s13[share], w2[share], s2[share]
     layer = monomoe.torch.MoELayer.from_tensors("fp8", *part, topk=TOPK, max_tokens=max(rows), swiglu_limit=10.0, context=context,
                                                 num_experts=EXPERTS, tag=1)
     call = x[mine].cuda(), ids[mine].cuda(), weights[mine].cuda()
+    found["memory"] = getattr(context.world.memory, "how", type(context.world.memory).__name__)
     found["eager"] = all(same(layer(*call)) for _ in range(3))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -75,12 +83,13 @@ def rank_main(rank, size, store, isolated):
     return 0 if all(value is not False for key, value in found.items() if key != "isolated") else 1
 
 
-def start(rank, size, store, isolated):
+def start(rank, size, store, isolated, way):
     environment = dict(os.environ)
     if isolated:
         visible = environment.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(size)))).split(",")
         environment["CUDA_VISIBLE_DEVICES"] = visible[rank]
-    return subprocess.Popen([sys.executable, __file__, "--rank", str(rank), "--ranks", str(size), "--store", store, *["--isolated"] * isolated],
+    return subprocess.Popen([sys.executable, __file__, "--rank", str(rank), "--ranks", str(size), "--store", store, "--way", way,
+                             *["--isolated"] * isolated],
                             env=environment)
 
 
@@ -90,20 +99,21 @@ def main():
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     parser.add_argument("--isolated", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--way", default="own", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank is not None:
-        return rank_main(options.rank, options.ranks, options.store, options.isolated)
+        return rank_main(options.rank, options.ranks, options.store, options.isolated, options.way)
     import torch
     size = options.ranks or torch.cuda.device_count()
     if size < 2 or torch.cuda.device_count() < size or torch.cuda.get_device_capability()[0] != 9:
         print(f"SKIPPED: {torch.cuda.device_count()} GPUs here, wanted {max(size, 2)} Hopper GPUs")
         return 77
     worst = 0
-    for isolated in (False, True):
+    for isolated, way in WAYS:
         with tempfile.TemporaryDirectory() as folder:
-            processes = [start(rank, size, f"{folder}/store", isolated) for rank in range(size)]
+            processes = [start(rank, size, f"{folder}/store", isolated, way) for rank in range(size)]
             codes = [process.wait(timeout=300) for process in processes]
-        print(f"{'one GPU visible to each' if isolated else 'all GPUs visible'}: exit codes {codes}", flush=True)
+        print(f"{'one GPU visible to each' if isolated else 'all GPUs visible'}, memory {way}: exit codes {codes}", flush=True)
         worst = max(worst, *(1 if code else 0 for code in codes))
     return worst
 

@@ -14,7 +14,7 @@ def compile_and_run(tmp_path, body):
     compiler = next((c for c in ("cc", "gcc", "g++", "c++") if shutil.which(c)), None)
     assert compiler, "no C or C++ compiler on PATH"
     source = tmp_path / "layout.c"
-    source.write_text('#include <stdio.h>\n#include <stddef.h>\n#include "monomoe/checkpoint.h"\nint main(void) {\n' + body + "return 0; }\n")
+    source.write_text('#include <stdio.h>\n#include <stddef.h>\n#include "monomoe/checkpoint.h"\n#include "monomoe/world.h"\nint main(void) {\n' + body + "return 0; }\n")
     language = ["-x", "c++"] if compiler.endswith("++") else []
     subprocess.run([compiler, *language, "-I", str(REPOSITORY / "include"), str(source), "-o", str(tmp_path / "layout")], check=True)
     lines = subprocess.run([tmp_path / "layout"], check=True, capture_output=True, text=True).stdout.splitlines()
@@ -46,7 +46,7 @@ def test_enums(tmp_path):
 
 
 def test_functions_are_in_the_headers():
-    text = "".join((REPOSITORY / "include/monomoe" / name).read_text() for name in ("monomoe.h", "checkpoint.h"))
+    text = "".join((REPOSITORY / "include/monomoe" / name).read_text() for name in ("monomoe.h", "checkpoint.h", "world.h"))
     declared = set(re.findall(r"monomoe_(\w+)\(", text))
     assert set(_abi.FUNCTIONS) <= declared
 

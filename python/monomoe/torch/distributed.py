@@ -4,16 +4,15 @@
     layer = MoELayer.from_checkpoint("DIR", layer=3, max_tokens=8192, context=context)
     y = layer(x, topk_ids, topk_weights)          # collective: each rank brings its own tokens, any number
 
-Every rank makes its contexts, workspaces and calls in the same order. Memory comes from torch symmetric memory on GPUs, whatever its backend
-(its own, NCCL windows or NVSHMEM: torch.distributed._symmetric_memory.set_backend), from a shared file on the CPU, or from an object of the
-caller with allocate(num_bytes).
+Every rank makes its contexts, workspaces and calls in the same order. Memory comes from the library's own exchange (WorldMemory), on the CPU and on
+GPUs of one machine: torch symmetric memory refuses processes that each see their GPU as device 0 ("overlapping devices"), and the exchange knows
+GPUs by their UUID. Ranks on several machines get torch symmetric memory (TorchMemory), whatever its backend: its own, NCCL windows or NVSHMEM
+(torch.distributed._symmetric_memory.set_backend). memory= takes either, or an object of the caller with allocate(num_bytes).
 """
 
 from __future__ import annotations
 
 import ctypes as c
-import mmap
-import os
 import secrets
 import socket
 from typing import Any, Sequence
@@ -21,7 +20,9 @@ from typing import Any, Sequence
 import torch
 import torch.distributed as dist
 
-from monomoe import doctor
+from monomoe import _abi, doctor
+from monomoe._arguments import UINT32, integer
+from monomoe._library import Handle, library
 from monomoe.errors import UnavailableError, UsageError
 from monomoe.layer import BackendName, Context, SymmetricMemory, World, _BACKENDS, choice
 
@@ -30,21 +31,43 @@ _ALIGNMENT = 1024  # of symmetric memory
 
 
 def join(group: Any = None, *, backend: BackendName = "auto", memory: SymmetricMemory | None = None, gpu: int | None = None,
-         ranks_per_gpu: int = 1, threads: int = 0, timeout_ms: int = 0) -> Context:
+         ranks_per_gpu: int | None = None, threads: int = 0, timeout_ms: int = 0) -> Context:
     """The context of this process's rank of a group (None = all processes). Collective.
 
     backend: as for monomoe.Context, and the same on all ranks. gpu: this process's CUDA device, None = the current one; processes that each see one
-    GPU all call it 0. ranks_per_gpu: ranks that share this GPU. memory: None = shared files on the CPU, torch symmetric memory on a GPU.
+    GPU all call it 0. ranks_per_gpu: ranks that share this GPU, None = as many as tell its UUID. memory: None = the library's own exchange, or, for
+    GPUs of several machines, torch symmetric memory.
     """
     if not dist.is_initialized():
         raise UsageError("torch.distributed is not initialised; call torch.distributed.init_process_group first")
     choice("backend", backend, _BACKENDS)
     group = dist.group.WORLD if group is None else group
     taken = _agree(group, _best() if backend == "auto" else backend)
+    if taken == "cuda" and ranks_per_gpu is None:
+        ranks_per_gpu = _ranks_on_this_gpu(group, gpu)
     if memory is None:
-        memory = SharedFiles(group) if taken == "cpu" else LocalMemory(gpu) if group.size() == 1 else TorchMemory(group, gpu)
-    world = World(group.size(), group.rank(), memory, gpu, ranks_per_gpu)
+        memory = LocalMemory(gpu) if taken == "cuda" and group.size() == 1 else _exchange(group, taken, gpu, timeout_ms)
+    world = World(group.size(), group.rank(), memory, gpu, ranks_per_gpu or 1)
     return Context(taken, threads=threads, timeout_ms=timeout_ms, world=world)  # type: ignore[arg-type]
+
+
+def _exchange(group: Any, backend: str, gpu: int | None, timeout_ms: int) -> SymmetricMemory:
+    if backend == "cuda" and len(set(_gather(group, _host()))) != 1:
+        return TorchMemory(group, gpu)
+    return WorldMemory(group, backend, gpu, timeout_ms=timeout_ms)
+
+
+def _ranks_on_this_gpu(group: Any, gpu: int | None) -> int:
+    device = torch.cuda.current_device() if gpu is None else gpu
+    devices = doctor()["backends"]["cuda"]["devices"]
+    own = devices[device] if device < len(devices) else {"uuid": f"none-{group.rank()}", "name": ""}
+    if group.size() > 1 and " MIG " in own["name"]:
+        own = dict(own, problem=f"GPU {device} is a MIG instance ({own['name']}), whose memory no other process can map; give the ranks whole GPUs")
+    told = _gather(group, own)
+    for rank, other in enumerate(told):
+        if "problem" in other:
+            raise UnavailableError(f"rank {rank}: {other['problem']}")
+    return sum(other["uuid"] == own["uuid"] for other in told)
 
 
 def _best() -> str:
@@ -107,49 +130,38 @@ class TorchMemory:
         return list(handle.buffer_ptrs), (buffer, handle)
 
 
-class _Mapping:
-    """Shared pages, mapped until this object goes."""
+class WorldMemory:
+    """The library's own exchange, for ranks of one machine: host memory as anonymous files, GPU memory as file descriptors of virtual memory or, where
+    the driver gives none, CUDA IPC handles. It works whatever GPUs each process sees, in any order. The group only agrees on a name; making one is
+    collective. sharing: "file" or "ipc" instead of what works. `how` says which it was, of the last allocation.
+    """
 
-    def __init__(self, path: str, num_bytes: int):
-        descriptor = os.open(path, os.O_RDWR)
-        try:
-            self._map = mmap.mmap(descriptor, num_bytes)
-        finally:
-            os.close(descriptor)
-        self._view = (c.c_char * num_bytes).from_buffer(self._map)
-        self.address = c.addressof(self._view)
-
-
-class SharedFiles:
-    """Files in /dev/shm, for ranks of one machine on the CPU backend. They have no name any more once all ranks have mapped them."""
-
-    def __init__(self, group: Any):
-        self._group = group
-        hosts = _gather(group, (socket.gethostname(), _boot_id()))
+    def __init__(self, group: Any, backend: str, gpu: int | None = None, *, sharing: str = "auto", timeout_ms: int = 0):
+        hosts = _gather(group, _host())
         if len(set(hosts)) != 1:
-            raise UnavailableError(f"the ranks of the group run on the machines {sorted({host for host, _ in hosts})}, wanted one; the CPU backend "
-                                   "shares memory inside a machine only")
+            raise UnavailableError(f"the ranks of the group run on the machines {sorted({host for host, _ in hosts})}, wanted one; give memory=TorchMemory(group) "
+                                   "if their GPUs reach each other")
+        kinds = {member.name.lower(): member for member in _abi.Sharing}
+        name = _gather(group, secrets.token_hex(16))[0].encode()
+        options = _abi.WorldOptions(c.sizeof(_abi.WorldOptions), name, group.size(), group.rank(), integer("timeout_ms", timeout_ms, UINT32),
+                                    choice("sharing", sharing, kinds))
+        self._world = Handle(lambda pointer: library.monomoe_world_leave(pointer, None), library.monomoe_world_join, c.byref(options))
+        self._size, self._backend, self._gpu = group.size(), choice("backend", backend, _BACKENDS), gpu
+        self.how = ""
 
     def allocate(self, num_bytes: int) -> tuple[Sequence[int], Any]:
-        size = max(num_bytes, mmap.PAGESIZE)
-        path, problem = f"/dev/shm/monomoe-{os.getpid()}-{secrets.token_hex(8)}", None
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                os.posix_fallocate(descriptor, 0, size)  # zeros; a full /dev/shm is told here, not by a signal later
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            problem = f"{size} bytes of {path} cannot be had ({error}); make /dev/shm larger"
-        try:
-            offers = _gather(self._group, (size, problem, path))
-            _require_equal(offers)
-            mappings = [_Mapping(other, size) for _, _, other in offers]
-            dist.barrier(group=self._group)
-        finally:
-            if os.path.exists(path):
-                os.unlink(path)
-        return [mapping.address for mapping in mappings], mappings
+        is_gpu = self._backend == _abi.Backend.CUDA
+        gpu = 0 if not is_gpu else (torch.cuda.current_device() if self._gpu is None else self._gpu) + 1
+        memory = Handle(library.monomoe_world_memory_destroy, library.monomoe_world_memory_create, self._world.pointer, self._backend, gpu,
+                        integer("num_bytes", num_bytes, (0, 2**63 - 1)), parents=(self._world,))
+        self.how = library.monomoe_world_memory_how(memory.pointer).decode()
+        peers = library.monomoe_world_memory_peers(memory.pointer)
+        return [peers[rank] or 0 for rank in range(self._size)], memory
+
+
+def _host() -> tuple[str, str]:
+    """The machine, as far as a process can tell."""
+    return socket.gethostname(), _boot_id()
 
 
 def _boot_id() -> str:

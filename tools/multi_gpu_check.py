@@ -1,0 +1,178 @@
+"""Runs the programs of a build that need several GPUs, a process a GPU, and writes what they found as one JSON; tools/multi_gpu_check.sh builds them.
+
+Exit codes: 0 everything passed, 1 something failed, 4 fewer than two Hopper GPUs here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from gpu_check import ROOT, commit, find, machine, run, tail_if_failed
+
+FORMATS = ("nvfp4", "mxfp4", "fp8")
+CAPTURE = ROOT / "examples" / "tiny-moe-capture" / "layer0.safetensors"
+KILLED = -9
+
+
+def example(word: str) -> Path:
+    return ROOT / "examples" / f"tiny-moe-{word}"
+
+
+class Ranks:
+    """R processes of one program, each a rank of a world of its own."""
+
+    def __init__(self, ranks: int, uuids: list[str]):
+        self.ranks, self.uuids = ranks, uuids
+
+    def visible(self, rank: int) -> dict[str, str]:
+        """One GPU for the rank, which it then calls device 0."""
+        gpus = len(self.uuids)
+        return {"CUDA_VISIBLE_DEVICES": self.uuids[rank if gpus >= self.ranks else rank * gpus // self.ranks]}
+
+    def run(self, command, limit_s: int, isolated: bool = True) -> dict:
+        """command(world, rank) -> words. Exit codes, rank 0's output, everyone's errors, seconds."""
+        world, begin = f"check-{secrets.token_hex(8)}", time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            outs = [(open(Path(folder) / f"{rank}.out", "w+"), open(Path(folder) / f"{rank}.err", "w+")) for rank in range(self.ranks)]
+            processes = [subprocess.Popen(list(map(str, command(world, rank))), stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                          env=os.environ | (self.visible(rank) if isolated else {})) for rank, (out, err) in enumerate(outs)]
+            late = False
+            for process in processes:
+                try:
+                    process.wait(timeout=max(1.0, begin + limit_s - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    late = True
+                    process.kill()
+                    process.wait()
+            texts = []
+            for out, err in outs:
+                texts.append([])
+                for file in (out, err):
+                    file.seek(0)
+                    texts[-1].append(file.read())
+                    file.close()
+        return {"codes": [process.returncode for process in processes], "out": texts[0][0], "errors": "".join(err for _, err in texts), "late": late,
+                "seconds": round(time.monotonic() - begin, 2)}
+
+
+def contract(program: Path) -> dict:
+    """Every case of the contract over as many processes as it has ranks: the bits of the CPU backend."""
+    cases = ROOT / "tests" / "cases" / "contract.txt"
+    code, output, seconds = run([str(program), "verify", "--cases", str(cases), "--processes", "--backend", "cuda", "--timeout", "60"], 420)
+    lines = output.splitlines()
+    passed = sum(line.startswith("ok ") for line in lines)
+    failed = [line for line in lines if line.startswith("FAILED")]
+    return {"ok": code == 0, "exit": code, "seconds": round(seconds, 2), "passed": passed, "failed": failed} | tail_if_failed(code == 0, output)
+
+
+def examples(program: Path, ranks: int) -> dict:
+    """The trained example's first layer, started by the command itself: all GPUs visible to every rank."""
+    reports = {}
+    for word in FORMATS:
+        command = [str(program), "verify", str(example(word)), "--layer", "0", "--input", str(CAPTURE), "--ranks", str(ranks), "--processes", "--backend", "cuda",
+                   "--timeout", "60", "--json"]
+        code, output, seconds = run(command, 120)
+        reports[word] = {"ok": code == 0, "exit": code, "seconds": round(seconds, 2)} | tail_if_failed(code == 0, output)
+        if code == 0:
+            report = json.loads(output)
+            reports[word] |= {"why": report["backend"]["why"], "memory": report["processes"]["memory"], "differ": report["against_cpu"]["different"]}
+    return {"ok": all(report["ok"] for report in reports.values()), "formats": reports}
+
+
+def isolated(program: Path, ranks: Ranks) -> dict:
+    """The same with one GPU visible to each rank, started from here, GPUs by UUID."""
+    done = ranks.run(lambda world, rank: [program, "verify", example("nvfp4"), "--layer", 0, "--input", CAPTURE, "--ranks", ranks.ranks, "--rank", rank, "--world",
+                                          world, "--backend", "cuda", "--timeout", 60, "--json"], 120)
+    ok = done["codes"] == [0] * ranks.ranks
+    result = {"ok": ok, "codes": done["codes"], "seconds": done["seconds"]} | tail_if_failed(ok, done["out"] + done["errors"])
+    if ok:
+        report = json.loads(done["out"])
+        result |= {"why": report["backend"]["why"], "memory": report["processes"]["memory"], "differ": report["against_cpu"]["different"]}
+    return result
+
+
+def faults(program: Path, ranks: Ranks) -> dict:
+    """Rank 1 is killed in mid-call; the others name it and go on without it."""
+    done = ranks.run(lambda world, rank: [program, world, ranks.ranks, rank, "nvfp4", "faults"], 180)
+    ok = done["codes"] == [KILLED if rank == 1 else 0 for rank in range(ranks.ranks)]
+    return {"ok": ok, "codes": done["codes"], "seconds": done["seconds"]} | (json.loads(done["out"]) if ok else tail_if_failed(ok, done["out"] + done["errors"]))
+
+
+def measured(program: Path, ranks: Ranks, arguments: list[str], limit_s: int, apart: bool) -> dict:
+    """A benchmark of one process a rank, whose rank 0 prints one JSON object."""
+    done = ranks.run(lambda world, rank: [program, world, ranks.ranks, rank, *arguments], limit_s, apart)
+    ok = done["codes"] == [0] * ranks.ranks
+    result = {"ok": ok, "codes": done["codes"], "seconds": done["seconds"], "command": f"{program.name} WORLD {ranks.ranks} RANK {' '.join(arguments)}",
+              "one_gpu_visible_to_each": apart}
+    return result | (json.loads(done["out"]) if ok else tail_if_failed(ok, done["out"] + done["errors"]))
+
+
+def both(steps: dict[str, dict]) -> dict:
+    return {"ok": all(step["ok"] for step in steps.values())} | steps
+
+
+def python_ranks(build: Path, ranks: int) -> dict:
+    variables = {"PYTHONPATH": f"{build / 'python'}:{os.environ.get('PYTHONPATH', '')}"} if (build / "python" / "monomoe").is_dir() else {}
+    code, output, _ = run([sys.executable, "-c", "import torch, monomoe"], 120, **variables)
+    if code != 0:
+        return {"ok": True, "skipped": f"{sys.executable} has no torch or no monomoe: {output.strip().splitlines()[-1] if output.strip() else code}"}
+    code, output, seconds = run([sys.executable, str(ROOT / "tests" / "python" / "gpu_world_check.py"), "--ranks", str(ranks)], 400, **variables)
+    found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return {"ok": code == 0, "exit": code, "seconds": round(seconds, 2), "ranks": found} | tail_if_failed(code == 0, output)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--ranks", type=int, default=0, help="processes; as many as Hopper GPUs, at most 8, if not given")
+    parser.add_argument("--steps", default="", help="only these, a,b,..")
+    parser.add_argument("--shared-gpu", action="store_true", help="try the steps with several ranks on one GPU; times then mean nothing")
+    arguments = parser.parse_args()
+    programs = {"monomoe": find(arguments.build, "monomoe")}
+    code, output, _ = run([str(programs["monomoe"]), "doctor", "--json"], 60)
+    cuda = json.loads(output)["backends"]["cuda"] if code == 0 else {"available": False, "why_not": output, "devices": []}
+    uuids = [device["uuid"] for device in cuda["devices"] if device["compute_capability"] == "9.0"]
+    if not cuda["available"] or (len(uuids) < 2 and not arguments.shared_gpu):
+        print(f"multi_gpu_check: SKIPPED, wanted two Hopper GPUs of one machine, found {len(uuids)}{': ' + cuda['why_not'] if 'why_not' in cuda else ''}")
+        return 4
+    programs |= {name: find(arguments.build, name) for name in ("peer_rows", "world_layer")}
+    number = arguments.ranks or max(2, min(len(uuids), 8))
+    ranks = Ranks(number, uuids)
+    steps = {
+        "examples": lambda: examples(programs["monomoe"], number),
+        "isolated": lambda: isolated(programs["monomoe"], ranks),
+        "peer_rows": lambda: both({"file": measured(programs["peer_rows"], ranks, ["file"], 180, True), "ipc": measured(programs["peer_rows"], ranks, ["ipc"], 180, True),
+                                   "all_visible": measured(programs["peer_rows"], ranks, ["file"], 180, False)}),
+        "faults": lambda: faults(programs["world_layer"], ranks),
+        "bench": lambda: both({word: measured(programs["world_layer"], ranks, [word], 240, True) for word in ("nvfp4", "fp8")}),
+        "python": lambda: python_ranks(arguments.build, number),
+        "contract": lambda: contract(programs["monomoe"]),
+    }
+    if arguments.steps:
+        steps = {name: steps[name] for name in arguments.steps.split(",")}
+    report = commit() | {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "machine": machine(),
+                         "driver_cuda": cuda["driver"]["version"], "ranks": number, "steps": {}}
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    for name, step in steps.items():
+        report["steps"][name] = step()
+        result = report["steps"][name]
+        print(f"{name}: {'ok' if result['ok'] else 'FAILED'}{', skipped: ' + result['skipped'] if 'skipped' in result else ''}", flush=True)
+        # After each step, so that a run that is cut short leaves what it saw; it is ok only when all steps were made and passed.
+        report["ok"] = all(step["ok"] for step in report["steps"].values()) and len(report["steps"]) == len(steps)
+        arguments.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"written: {arguments.output}")
+    return 0 if report["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
