@@ -17,13 +17,10 @@ from support import BAD_INPUT, CLI, EXPERTS, HIDDEN, INTERNAL, OK, TOPK, USAGE, 
 def children(process: int) -> dict[str, int]:
     """Number of the rank -> process, of the ranks that a process has started."""
     found = {}
-    try:
-        numbers = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    except OSError:
-        return {}
-    for number in numbers:
+    for number in filter(str.isdigit, os.listdir("/proc")):
         try:
-            words = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")
+            parent = int(Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[1])
+            words = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0") if parent == process else []
         except OSError:
             continue
         if b"--world" in words:

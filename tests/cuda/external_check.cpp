@@ -160,7 +160,7 @@ struct Child {
 };
 
 // The program lies beside this one.
-Child start_rank(int rank) {
+Child start_rank(int rank, const std::string& world, const std::string& way) {
   const std::string program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "cuda_rank_process";
   const std::string number = std::to_string(rank);
   int down[2], up[2];
@@ -171,7 +171,7 @@ Child start_rank(int rank) {
     dup2(down[0], STDIN_FILENO);
     dup2(up[1], STDOUT_FILENO);
     for (const int file : {down[0], down[1], up[0], up[1]}) close(file);
-    execl(program.c_str(), program.c_str(), number.c_str(), static_cast<char*>(nullptr));
+    execl(program.c_str(), program.c_str(), number.c_str(), world.c_str(), way.c_str(), static_cast<char*>(nullptr));
     _exit(99);
   }
   close(down[0]);
@@ -179,21 +179,28 @@ Child start_rank(int rank) {
   return {process, down[1], up[0]};
 }
 
-TEST_F(External, TwoProcessesOverCudaIpc) {
-  signal(SIGPIPE, SIG_IGN);  // a rank that ended early is told by its exit code
-  const AbiLayer layer(kExternalLine);
-  Child children[kWorldRanks];
-  for (int rank = 0; rank < kWorldRanks; ++rank) children[rank] = start_rank(rank);
+// Passes each rank's handle on to the other.
+bool exchange_handles(const Child (&children)[kWorldRanks]) {
   cudaIpcMemHandle_t handles[kWorldRanks] = {};
-  std::vector<uint16_t> y(60 * 512);
   bool exchanged = true;
   for (int rank = 0; rank < kWorldRanks; ++rank) exchanged &= receive(children[rank].from, &handles[rank], sizeof(handles[rank]));
   for (int rank = 0; rank < kWorldRanks && exchanged; ++rank)
     exchanged &= send(children[rank].to, &handles[1 - rank], sizeof(handles[rank]));
-  exchanged =
-      exchanged && receive(children[0].from, y.data(), 40 * 512 * 2) && receive(children[1].from, y.data() + 40 * 512, 20 * 512 * 2);
+  return exchanged;
+}
+
+// pipe: memory handed in from outside; file, ipc: the library's own exchange, in this way.
+void expect_bits_of_two_processes(const std::string& way) {
+  signal(SIGPIPE, SIG_IGN);  // a rank that ended early is told by its exit code
+  const AbiLayer layer(kExternalLine);
+  const std::string world = "cuda-test-" + std::to_string(getpid()) + "-" + way;
+  Child children[kWorldRanks];
+  for (int rank = 0; rank < kWorldRanks; ++rank) children[rank] = start_rank(rank, world, way);
+  std::vector<uint16_t> y(60 * 512);
+  const bool exchanged = (way != "pipe" || exchange_handles(children)) && receive(children[0].from, y.data(), 40 * 512 * 2) &&
+                         receive(children[1].from, y.data() + 40 * 512, 20 * 512 * 2);
   for (const Child& child : children) {
-    EXPECT_EQ(exchanged && send(child.to, "", 1), exchanged);
+    EXPECT_TRUE(!exchanged || way != "pipe" || send(child.to, "", 1));
     close(child.to);
     close(child.from);
     int status = 0;
@@ -204,6 +211,10 @@ TEST_F(External, TwoProcessesOverCudaIpc) {
   ASSERT_TRUE(exchanged);
   EXPECT_TRUE(contract::same_bits(y, cpu_bits(layer, 60), 512));
 }
+
+TEST_F(External, TwoProcessesOverCudaIpcFromOutside) { expect_bits_of_two_processes("pipe"); }
+TEST_F(External, TwoProcessesOverTheLibrarysFiles) { expect_bits_of_two_processes("file"); }
+TEST_F(External, TwoProcessesOverTheLibrarysCudaIpc) { expect_bits_of_two_processes("ipc"); }
 
 }  // namespace
 }  // namespace monomoe::cuda_test
