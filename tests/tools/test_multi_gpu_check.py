@@ -1,0 +1,32 @@
+"""The processes of tools/multi_gpu_check.py, with programs that need no GPU."""
+
+import sys
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+import multi_gpu_check  # noqa: E402
+
+
+class RanksTest(unittest.TestCase):
+    def test_each_rank_sees_its_share_of_the_gpus(self):
+        seen = lambda ranks, gpus: [multi_gpu_check.Ranks(ranks, gpus).visible(rank)["CUDA_VISIBLE_DEVICES"] for rank in range(ranks)]  # noqa: E731
+        self.assertEqual(seen(2, ["GPU-a", "GPU-b", "GPU-c"]), ["GPU-a", "GPU-b"])
+        self.assertEqual(seen(4, ["GPU-a", "GPU-b"]), ["GPU-a", "GPU-a", "GPU-b", "GPU-b"])
+
+    def test_codes_output_and_errors(self):
+        ranks = multi_gpu_check.Ranks(3, ["GPU-a"])
+        done = ranks.run(lambda world, rank: ["sh", "-c", f"echo out {rank} $CUDA_VISIBLE_DEVICES; echo err {rank} >&2; [ {rank} = 1 ] && kill -9 $$; exit {rank}"], 60)
+        self.assertEqual(done["codes"], [0, multi_gpu_check.KILLED, 2])
+        self.assertEqual(done["out"], "out 0 GPU-a\n")
+        self.assertEqual(done["errors"], "err 0\nerr 1\nerr 2\n")
+        self.assertFalse(done["late"])
+
+    def test_a_process_that_does_not_end_is_ended(self):
+        done = multi_gpu_check.Ranks(2, ["GPU-a"]).run(lambda world, rank: ["sh", "-c", f"[ {rank} = 0 ] || exec sleep 600"], 2)
+        self.assertEqual(done["codes"], [0, multi_gpu_check.KILLED])
+        self.assertTrue(done["late"])
+
+
+if __name__ == "__main__":
+    unittest.main()
