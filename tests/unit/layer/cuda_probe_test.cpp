@@ -22,6 +22,14 @@ void expect_words(const std::string& sentence, std::initializer_list<const char*
 
 const CudaDevice kHopper{"NVIDIA H200", 9, 0, 0, 132}, kAmpere{"NVIDIA A100", 8, 0, 0, 108};
 
+TEST(CudaDeviceName, UuidIsWrittenAsTheDriversToolsDoAndMigIsSeen) {
+  CudaDevice device = kHopper;
+  for (size_t i = 0; i < device.uuid.size(); ++i) device.uuid[i] = static_cast<uint8_t>(16 * i + 15 - i);
+  EXPECT_EQ(device.uuid_text(), "GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0");
+  EXPECT_FALSE(device.is_mig());
+  EXPECT_TRUE((CudaDevice{"NVIDIA H200 MIG 1g.18gb", 9, 0, 0, 16}).is_mig());
+}
+
 TEST(CudaReason, NamesTheDriverThatIsMissing) {
   CudaProbe probe;
   probe.driver_problem = "no NVIDIA driver: not there";
