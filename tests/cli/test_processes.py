@@ -71,15 +71,16 @@ class ProcessesTest(RanksTest):
             time.sleep(0.0002)
         self.fail("the ranks did not start")
 
-    def nothing_left(self, processes: dict[str, int]) -> None:
+    def nothing_left(self, command: subprocess.Popen, processes: dict[str, int]) -> None:
         for _ in range(5000):
             if not any(map(is_running, processes.values())):
                 break
             time.sleep(0.002)
         self.assertEqual([rank for rank, number in processes.items() if is_running(number)], [])
         self.assertEqual(list(self.folder.glob("out*")), [])
-        self.assertEqual(list(Path("/dev/shm").glob("monomoe*")), [])
-        self.assertEqual(left_sockets("cli-"), [])
+        numbers = [str(number) for number in (command.pid, *processes.values())]
+        self.assertEqual([name for name in os.listdir("/dev/shm") if any(number in name for number in numbers)], [])
+        self.assertEqual(left_sockets(f"cli-{command.pid}-"), [])
 
     def test_the_bits_of_one_process(self) -> None:
         tokens = self.tokens()
@@ -94,7 +95,6 @@ class ProcessesTest(RanksTest):
                         continue
                     many = self.run_layer(checkpoint, source, "--backend", "cpu", "--ranks", ranks, "--processes", *options)
                     self.assertEqual(one, many)
-        self.assertEqual(left_sockets("cli-"), [])
 
     def test_placement_and_report(self) -> None:
         placement = self.folder / "placement.txt"
@@ -145,14 +145,14 @@ class ProcessesTest(RanksTest):
         out, error = process.communicate(timeout=60)
         self.assertEqual((process.returncode, out), (INTERNAL, ""), error)
         self.assertEqual(error, f"monomoe: rank 1 (process {ranks['1']}) was ended by signal 9 (Killed); the other ranks were stopped, no output was put in place\n")
-        self.nothing_left(ranks)
+        self.nothing_left(process, ranks)
 
     def test_nothing_outlives_the_command(self) -> None:
         process = self.start(*self.arguments("--ranks", 3, "--processes"))
         ranks = self.stopped_rank(process, 2)
         process.kill()
         process.wait(timeout=60)
-        self.nothing_left(ranks)
+        self.nothing_left(process, ranks)
 
 
 class LauncherTest(RanksTest):

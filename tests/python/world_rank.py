@@ -76,7 +76,7 @@ try:
 except monomoe.Error as error:
     found["capacity"] = str(error)
 found["how"] = context.world.memory.how
-found["files"] = [str(p) for p in pathlib.Path("/dev/shm").glob("monomoe*")]
+found["files"] = [str(p) for p in pathlib.Path("/dev/shm").glob(f"*{__import__('os').getpid()}*")]
 pathlib.Path(out).write_text(json.dumps(found))
 dist.barrier()
 dist.destroy_process_group()
