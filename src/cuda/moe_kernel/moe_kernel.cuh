@@ -55,7 +55,7 @@ __device__ __forceinline__ void leave(const Params& params, uint64_t epoch, int6
   state->blocks_left = 0;
   if (params.phase == LaunchPhase::kFirst) {
     TaskCounts counts = counts_before_routes(params, num_tokens);
-    add_blocks(counts, static_cast<uint32_t>(__ldcg(reinterpret_cast<const unsigned long long*>(&state->routes_ready))));
+    add_blocks(params, counts, __ldcg(reinterpret_cast<const unsigned long long*>(&state->routes_ready)));
     state->next_task = static_cast<uint64_t>(counts.before_gemm2());  // a second launch gives no tickets away
     return;
   }

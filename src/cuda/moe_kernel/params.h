@@ -17,8 +17,8 @@ inline constexpr int64_t kGpuTokenBlock = 256;
 
 // Blocks whose token rows are arranged ahead of GEMM1: more than are in work at a time, few enough to stay in the L2.
 inline constexpr int64_t kArrangeWindow = 32;
-// The blocks among the first so many rows are arranged before the first GEMM, at most a window of them.
-inline constexpr int64_t kRowsArrangedFirst = 3072;
+// Of these, blocks that are arranged before the first GEMM.
+inline constexpr int64_t kArrangedFirst = 12;
 // Tasks among which the routes of a large call are shared out, twice: to count and to place.
 inline constexpr int kRouteTasks = 32;
 // The workspace as this backend lays it out.
@@ -35,24 +35,12 @@ struct DeviceState {
   uint64_t counted, placed;  // routes tasks that have counted, placed
   uint64_t routes_planned;   // epoch << 8 | number of routes tasks that have work
   uint64_t routes_counted;   // epoch
-  uint64_t routes_ready;     // low half of the epoch << 32 | Listed::word
+  uint64_t routes_ready;     // low half of the epoch << 32 | blocks << 1 | whether any block has its rows arranged
   uint64_t listed;           // the low half of that word, until the routes are placed
   uint64_t gemm1_done;
   uint64_t next_piece;    // of the rows that are arranged while GEMMs run
   uint64_t blocks_left;   // thread blocks that have ended this call
   uint64_t failed;        // this call ended by a record
-};
-
-// What claims need to know of the route lists, in 32 bits: blocks, how many of them are arranged before the first GEMM, whether any is arranged.
-struct Listed {
-  static constexpr int kFirstBits = 6;
-  static_assert(kArrangeWindow < 1 << kFirstBits);
-  static MONOMOE_HD constexpr uint32_t word(int64_t blocks, int64_t first, bool arranges) {
-    return static_cast<uint32_t>(blocks) << (kFirstBits + 1) | static_cast<uint32_t>(first) << 1 | (arranges ? 1u : 0u);
-  }
-  static MONOMOE_HD constexpr int64_t blocks(uint32_t word) { return word >> (kFirstBits + 1); }
-  static MONOMOE_HD constexpr int64_t first(uint32_t word) { return word >> 1 & ((1u << kFirstBits) - 1); }
-  static MONOMOE_HD constexpr bool arranges(uint32_t word) { return (word & 1) != 0; }
 };
 
 // What went wrong first, in host-mapped memory of the rank. code 0: nothing.

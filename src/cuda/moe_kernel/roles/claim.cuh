@@ -80,7 +80,7 @@ __device__ __forceinline__ Claimed claim(const Params& params, SharedStorage<C>&
     uint64_t listed = 0;
     more = await_routes(params, smem.epoch, listed);
     routes_known = true;
-    if (more) add_blocks(counts, static_cast<uint32_t>(listed));
+    if (more) add_blocks(params, counts, listed);
   }
   Task task = more ? task_at(counts, ticket) : Task{};
   if (!is_of_this_launch(params, task.kind)) task = {};

@@ -5,7 +5,7 @@
 
 namespace monomoe::cuda {
 
-inline constexpr int kRoutesOfThread = 16;  // at most; half of it has code of its own, since that is here sooner
+inline constexpr int kRoutesOfThread = 8;
 inline constexpr int64_t kFewRoutes = kRoutesOfThread * kMathThreads;
 
 // The sequence of all routes: where each source's begin in it.
@@ -49,8 +49,7 @@ __device__ __forceinline__ void scan_warps(const Params& params, uint32_t* count
   __syncwarp();
 }
 
-// counts: [warp][slot], totals: [slot], in shared memory. All math threads, of which each has up to kOwn routes.
-template <int kOwn>
+// counts: [warp][slot], totals: [slot], in shared memory. All math threads.
 __device__ __forceinline__ void list_few_routes(const Params& params, const FewRoutes& few, uint32_t* counts, uint32_t* totals, uint64_t epoch,
                                                 int math_thread) {
   const Problem& p = params.problem;
@@ -60,12 +59,12 @@ __device__ __forceinline__ void list_few_routes(const Params& params, const FewR
   uint32_t* own = counts + warp * params.num_slots;
   for (int slot = lane; slot < params.num_slots; slot += 32) own[slot] = 0;
   const uint8_t* symmetric = params.peers[params.self];
-  int32_t slot[kOwn];
-  uint32_t at[kOwn], source[kOwn];
-  float weight[kOwn];
+  int32_t slot[kRoutesOfThread];
+  uint32_t at[kRoutesOfThread], source[kRoutesOfThread];
+  float weight[kRoutesOfThread];
   uint32_t src = 0;
 #pragma unroll
-  for (int n = 0; n < kOwn; ++n) {
+  for (int n = 0; n < kRoutesOfThread; ++n) {
     const uint32_t number = begin + 32 * n + lane;
     slot[n] = -1;
     weight[n] = 0.0f;
@@ -80,13 +79,13 @@ __device__ __forceinline__ void list_few_routes(const Params& params, const FewR
     source[n] = src;
   }
 #pragma unroll
-  for (int n = 0; n < kOwn; ++n) {
+  for (int n = 0; n < kRoutesOfThread; ++n) {
     const int32_t copy = slot[n] >= 0 ? __ldg(params.serving + source[n] * p.experts + slot[n]) : -1;
     slot[n] = copy >= 0 && (copy >> 16) == params.self ? copy & 0xFFFF : -1;
   }
   __syncwarp();
 #pragma unroll
-  for (int n = 0; n < kOwn; ++n) {
+  for (int n = 0; n < kRoutesOfThread; ++n) {
     if (slot[n] >= 0) atomicAdd(own + slot[n], 1u);
   }
   math_barrier();
@@ -100,7 +99,7 @@ __device__ __forceinline__ void list_few_routes(const Params& params, const FewR
   __syncwarp();
   auto* routes = reinterpret_cast<Route*>(params.workspace + params.local.routes);
 #pragma unroll
-  for (int n = 0; n < kOwn; ++n) {
+  for (int n = 0; n < kRoutesOfThread; ++n) {
     if (begin + 32 * n >= end) break;
     const uint32_t same = __match_any_sync(0xFFFFFFFFu, slot[n]), before = same & ((1u << lane) - 1);
     const uint32_t place = slot[n] >= 0 ? own[slot[n]] : 0;

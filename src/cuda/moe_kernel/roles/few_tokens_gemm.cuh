@@ -105,7 +105,7 @@ __device__ __forceinline__ void few_tokens_sums(const Params& params, SharedStor
   const auto expand = [&](int m) {
     if constexpr (!C::is_fp8) {
       pin(a[m]);
-      expand_fragment(a[m], packed[m]);
+      expand_fragment<Shift::kByMultiplier>(a[m], packed[m]);
       pin(a[m]);
     }
   };
@@ -126,7 +126,7 @@ __device__ __forceinline__ void few_tokens_sums(const Params& params, SharedStor
 #pragma unroll
     for (int m = 0; m < kRowBlocks; ++m) {
       load(m);
-      expand_fragment(a[m], packed[m]);
+      expand_fragment<Shift::kByMultiplier>(a[m], packed[m]);
       pin(a[m]);
     }
   }

@@ -22,14 +22,13 @@ __device__ __forceinline__ bool await_arrived(const Params& params, uint64_t epo
   return __all_sync(0xFFFFFFFFu, ok);
 }
 
-// How many routes each expert has -> where its list begins, at a multiple of eight; the list of blocks. One warp; returns, in all lanes, the word
-// for claims.
+// How many routes each expert has -> where its list begins, at a multiple of eight; the list of blocks. One warp; returns, in all lanes, the number of
+// blocks << 1 | whether any has its rows arranged.
 __device__ __forceinline__ uint32_t place_experts(const Params& params, uint32_t* totals, int lane) {
   auto* expert_begin = reinterpret_cast<int64_t*>(params.workspace + params.local.expert_begin);
   auto* block_begin = reinterpret_cast<int64_t*>(params.workspace + params.local.block_begin);
   auto* infos = reinterpret_cast<BlockInfo*>(params.workspace + params.local.blocks);
   int64_t rows = 0, blocks = 0;
-  uint32_t first = 0;  // blocks among the first rows
   bool many = false;
   for (int base = 0; base < params.num_slots; base += 32) {
     const int slot = base + lane;
@@ -51,7 +50,6 @@ __device__ __forceinline__ uint32_t place_experts(const Params& params, uint32_t
       int64_t block = blocks + blocks_to - own_blocks;
       for (int64_t done = 0; done < count; done += kGpuTokenBlock, ++block) {
         infos[block] = {place + done, slot, static_cast<int32_t>(min_of(count - done, kGpuTokenBlock))};
-        if (place + done < kRowsArrangedFirst) ++first;
         *block_done(params, block) = 0;
         *block_arranged(params, block) = 0;
       }
@@ -61,7 +59,7 @@ __device__ __forceinline__ uint32_t place_experts(const Params& params, uint32_t
   }
   many = __any_sync(0xFFFFFFFFu, many);
   if (lane == 0) block_begin[params.num_slots] = blocks;
-  return Listed::word(blocks, min_of(__reduce_add_sync(0xFFFFFFFFu, first), params.local.window), many);
+  return static_cast<uint32_t>(blocks) << 1 | (many ? 1u : 0u);
 }
 
 // One thread, when all routes are placed. listed: of place_experts.

@@ -215,9 +215,7 @@ __device__ __forceinline__ void routes_task(const Params& params, SharedStorage<
   auto& few = *reinterpret_cast<FewRoutes*>(shared + 1);
   const int tasks = plan_routes(params, index, epoch, few, shared, math_thread);
   if (tasks > 1) list_part(params, counts, totals, shared, index, epoch, math_thread);
-  else if (tasks == 0 || index != 0) return;
-  else if (few.first[params.problem.ranks] <= kFewRoutes / 2) list_few_routes<kRoutesOfThread / 2>(params, few, counts, totals, epoch, math_thread);
-  else list_few_routes<kRoutesOfThread>(params, few, counts, totals, epoch, math_thread);
+  else if (tasks == 1 && index == 0) list_few_routes(params, few, counts, totals, epoch, math_thread);
 }
 
 }  // namespace monomoe::cuda

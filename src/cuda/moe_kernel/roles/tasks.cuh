@@ -79,10 +79,11 @@ __device__ __forceinline__ TaskCounts counts_before_routes(const Params& params,
   counts.gemm2_tiles = gemm2_tiles(params.problem.hidden);
   return counts;
 }
-__device__ __forceinline__ void add_blocks(TaskCounts& counts, uint32_t listed) {
-  counts.blocks = Listed::blocks(listed);
-  counts.arrange_pieces = Listed::arranges(listed) ? kArrangePieces : 0;
-  counts.arrange_ahead = Listed::first(listed);
+// listed: the word of DeviceState::routes_ready.
+__device__ __forceinline__ void add_blocks(const Params& params, TaskCounts& counts, uint64_t listed) {
+  counts.blocks = static_cast<uint32_t>(listed) >> 1;
+  counts.arrange_pieces = (listed & 1) != 0 ? kArrangePieces : 0;
+  counts.arrange_ahead = min_of(kArrangedFirst, params.local.window);
 }
 
 // Tickets that need no counter: a thread block's first task is the one of its number, if that is known before the route lists are.

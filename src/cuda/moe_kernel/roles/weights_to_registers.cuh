@@ -10,12 +10,17 @@
 
 namespace monomoe::cuda {
 
-// Eight codes of one word (weight_packing.h) with the table of their scale: x gets k 0..3, y gets k 4..7. Logic and permutes have half the rate of
-// multiplications, and are what the loop of few tokens is bound by.
+// Who expands: the math warps, bound by logic and permutes, which have half the rate of multiplications; or the expanding ones, whose multiplications
+// would take the math warps' place.
+enum class Shift { kByMultiplier, kByShifter };
+
+// Eight codes of one word (weight_packing.h) with the table of their scale: x gets k 0..3, y gets k 4..7.
+template <Shift kShift>
 __device__ __forceinline__ void expand_word(uint32_t word, uint2 table, uint32_t& x, uint32_t& y) {
   const uint32_t magnitudes = word & 0x77777777u;
   x = ptx::byte_permute(table.x, table.y, magnitudes) | (word & 0x80808080u);
-  y = ptx::byte_permute(table.x, table.y, __umulhi(magnitudes, 0x10000u)) | ((word << 4) & 0x80808080u);  // >> 16, by the multiplier
+  const uint32_t upper = kShift == Shift::kByMultiplier ? __umulhi(magnitudes, 0x10000u) : magnitudes >> 16;
+  y = ptx::byte_permute(table.x, table.y, upper) | ((word << 4) & 0x80808080u);
 }
 
 // What a thread needs of one block of 64 rows to expand it: words of codes, and the tables of their scales.
@@ -35,12 +40,13 @@ __device__ __forceinline__ PackedFragment load_fragment(uint32_t tables, uint32_
 }
 
 // a[4 * i + r] is register r of k32 step i for one block of 64 rows: r 0, 1: rows g, g + 8 with h 0; r 2, 3: the same with h 1.
+template <Shift kShift>
 __device__ __forceinline__ void expand_fragment(uint32_t (&a)[16], const PackedFragment& packed) {
   const uint32_t words[4][2] = {{packed.first.x, packed.first.y}, {packed.first.z, packed.first.w}, {packed.second.x, packed.second.y}, {packed.second.z, packed.second.w}};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) expand_word(words[i][r], packed.table[(i >> 1) * 2 + r], a[4 * i + r], a[4 * i + 2 + r]);
+    for (int r = 0; r < 2; ++r) expand_word<kShift>(words[i][r], packed.table[(i >> 1) * 2 + r], a[4 * i + r], a[4 * i + 2 + r]);
   }
 }
 
