@@ -144,7 +144,7 @@ def commit() -> dict:
 
 def find(build: Path, name: str) -> Path:
     """A program of the build: where CMake puts it, or side by side."""
-    places = [build / name, build / "tests" / name, build / "tests" / "cuda" / name]
+    places = [build / name, build / "tests" / name, build / "tests" / "cuda" / name, build / "bench" / name]
     for place in places:
         if place.is_file():
             return place.resolve()

@@ -74,6 +74,11 @@ def contract(program: Path) -> dict:
     return {"ok": code == 0, "exit": code, "seconds": round(seconds, 2), "passed": passed, "failed": failed} | tail_if_failed(code == 0, output)
 
 
+def told(report: dict) -> dict:
+    """What is kept of a report of `verify --input` over processes."""
+    return {"backend": report["backend"], "memory": report["processes"]["memory"], "differ": report["against_cpu"]["different"]}
+
+
 def examples(program: Path, ranks: int) -> dict:
     """The trained example's first layer, started by the command itself: all GPUs visible to every rank."""
     reports = {}
@@ -83,8 +88,7 @@ def examples(program: Path, ranks: int) -> dict:
         code, output, seconds = run(command, 120)
         reports[word] = {"ok": code == 0, "exit": code, "seconds": round(seconds, 2)} | tail_if_failed(code == 0, output)
         if code == 0:
-            report = json.loads(output)
-            reports[word] |= {"why": report["backend"]["why"], "memory": report["processes"]["memory"], "differ": report["against_cpu"]["different"]}
+            reports[word] |= told(json.loads(output))
     return {"ok": all(report["ok"] for report in reports.values()), "formats": reports}
 
 
@@ -95,8 +99,7 @@ def isolated(program: Path, ranks: Ranks) -> dict:
     ok = done["codes"] == [0] * ranks.ranks
     result = {"ok": ok, "codes": done["codes"], "seconds": done["seconds"]} | tail_if_failed(ok, done["out"] + done["errors"])
     if ok:
-        report = json.loads(done["out"])
-        result |= {"why": report["backend"]["why"], "memory": report["processes"]["memory"], "differ": report["against_cpu"]["different"]}
+        result |= told(json.loads(done["out"]))
     return result
 
 

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 import unittest
 from pathlib import Path
@@ -118,6 +119,14 @@ class ProcessesTest(RanksTest):
                          "experts=4 topk=2 tokens=7 hidden=128 inter=64 w=fp8 seed=4\n")
         report = json.loads(self.good("verify", "--cases", cases, "--processes", "--backend", "cpu", "--json"))
         self.assertEqual([(case["line"], case["against_cpu"]["different"], case["bitwise"]["equal"]) for case in report["cases"]], [(1, 0, True), (2, 0, True)])
+
+    def test_the_check_for_several_gpus_understands_the_report(self) -> None:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+        import multi_gpu_check
+
+        command = [CLI, "verify", str(multi_gpu_check.example("nvfp4")), "--layer", "0", "--input", str(multi_gpu_check.CAPTURE), "--ranks", "2", "--processes"]
+        report = json.loads(subprocess.run([*command, "--backend", "cpu", "--json"], capture_output=True, text=True, check=True, timeout=120).stdout)
+        self.assertEqual(multi_gpu_check.told(report), {"backend": "cpu", "memory": "an anonymous file of the host's memory", "differ": 0})
 
     def test_refusals_are_one_sentence(self) -> None:
         self.refused(USAGE, *self.arguments("--ranks", 3, "--rank", 1), says=("--world",))
