@@ -1,4 +1,4 @@
-// inspect: the MoE layers of a checkpoint, and what converting each matrix to the kernel's codes costs.
+// inspect: the MoE layers of a checkpoint, and on request what converting each matrix to the kernel's codes costs.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -14,12 +14,12 @@ namespace {
 struct InspectOptions {
   std::string directory;
   int32_t layer = -1;
-  bool json = false;
+  bool costs = false, json = false;
 };
 
 // Fields of a matrix that are worth a word only when they are not zero or empty.
 std::string matrix_text(const Json& matrix) {
-  std::string text = fmt::format("    {:<56} {:<8}", matrix.value("tensor", "?"), matrix.value("conversion", "?"));
+  std::string text = fmt::format("    {:<56} {:<8}", matrix.value("tensor", "?"), matrix.value("conversion", ""));
   Json rest = Json::object();
   for (const auto& [key, value] : matrix.items())
     if (key != "tensor" && key != "conversion" && !says_nothing(value)) rest[key] = value;
@@ -37,20 +37,21 @@ std::string summary_text(const Json& matrices) {
   return fmt::format("  {:<14} {}, of these {} exact; worst relative error of a weight {:.3g}\n", "matrices", matrices.size(), exact, worst);
 }
 
-std::string layer_text(const Json& layer, bool all_matrices) {
+std::string layer_text(const Json& layer, const InspectOptions& options) {
   const Json matrices = layer.value("matrices", Json::array());
   std::string text = fmt::format("layer {}\n", inline_text(layer.value("layer", Json())));
   for (const auto& [key, value] : layer.items())
-    if (key != "layer" && key != "matrices" && !says_nothing(value)) text += fmt::format("  {:<14} {}\n", key, inline_text(value));
-  text += summary_text(matrices);
-  if (all_matrices)
+    if (key != "layer" && key != "matrices" && key != "num_matrices" && !says_nothing(value))
+      text += fmt::format("  {:<14} {}\n", key, inline_text(value));
+  text += options.costs ? summary_text(matrices) : fmt::format("  {:<14} {}\n", "matrices", layer.value("num_matrices", int64_t{0}));
+  if (options.layer >= 0)
     for (const Json& matrix : matrices) text += matrix_text(matrix);
   return text;
 }
 
 ExitCode inspect(const InspectOptions& options) {
   char* json = nullptr;
-  check(monomoe_checkpoint_inspect(options.directory.c_str(), options.layer, &json));
+  check(monomoe_checkpoint_inspect(options.directory.c_str(), options.layer, options.costs ? 1 : 0, &json));
   const Text owner(json);
   const Json report = parse_report(json);
   if (options.json) {
@@ -60,8 +61,9 @@ ExitCode inspect(const InspectOptions& options) {
   Json rest = report;
   rest.erase("layers");
   std::string text = fields_text(rest, 0);
-  for (const Json& layer : report.value("layers", Json::array())) text += layer_text(layer, options.layer >= 0);
-  if (options.layer < 0) text += "each matrix: add --layer L or --json\n";
+  for (const Json& layer : report.value("layers", Json::array())) text += layer_text(layer, options);
+  if (!options.costs) text += "weights were not read: --costs tells what converting them costs, `monomoe verify` whether their values are sound\n";
+  if (options.layer < 0) text += "each matrix: add --layer L\n";
   print(text);
   return ExitCode::kOk;
 }
@@ -70,11 +72,12 @@ ExitCode inspect(const InspectOptions& options) {
 
 Command add_inspect(CLI::App& app) {
   auto options = std::make_shared<InspectOptions>();
-  CLI::App* parser = app.add_subcommand("inspect", "Show layers, formats, router, and what each matrix's conversion costs");
+  CLI::App* parser = app.add_subcommand("inspect", "Show layers, formats and router, and with --costs what each matrix's conversion costs");
   parser->add_option("DIR", options->directory, "checkpoint directory")->required();
   parser->add_option("--layer", options->layer, "this layer only, with a line for each matrix [all]")->check(CLI::Range(0, 1 << 20));
+  parser->add_flag("--costs", options->costs, "read all weights too, and tell what converting each matrix costs");
   parser->add_flag("--json", options->json, "report as JSON on standard output");
-  parser->footer("Example:\n  monomoe inspect examples/tiny-moe-nvfp4 --layer 0");
+  parser->footer("Example:\n  monomoe inspect examples/tiny-moe-nvfp4\n  monomoe inspect examples/tiny-moe-nvfp4 --layer 0 --costs");
   return {parser, [options] { return inspect(*options); }};
 }
 

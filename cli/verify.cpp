@@ -17,7 +17,8 @@ namespace {
 struct VerifyOptions {
   LayerOptions layer;
   std::string output, cases;
-  bool json = false;
+  bool structure = false, json = false;
+  std::vector<const CLI::Option*> computing;  // options of a computation
 };
 
 ExitCode verdict(bool ok) { return ok ? ExitCode::kOk : ExitCode::kCheckFailed; }
@@ -53,7 +54,7 @@ void check_there(const LayerOptions& options) {
 ExitCode verify_files(const VerifyOptions& options) {
   check_there(options.layer);
   char* report = nullptr;
-  check(monomoe_checkpoint_verify(options.layer.directory.c_str(), options.layer.layer, &report));
+  check(monomoe_checkpoint_verify(options.layer.directory.c_str(), options.layer.layer, options.structure ? 0 : 1, &report));
   const Text owner(report);
   const Json json = parse_report(report);
   const bool ok = json.value("ok", false);
@@ -65,7 +66,8 @@ ExitCode verify_files(const VerifyOptions& options) {
   std::string text;
   for (const Json& problem : problems) text += fmt::format("problem: {}\n", problem_text(problem));
   for (const Json& note : json.value("notes", Json::array())) text += fmt::format("note: {}\n", problem_text(note));
-  print(text + fmt::format("verify {}: {}\n", options.layer.directory, ok ? "no problems" : fmt::format("{} problem{}", problems.size(), problems.size() == 1 ? "" : "s")));
+  print(text + fmt::format("verify {}{}: {}\n", options.layer.directory, options.structure ? " (structure, no values)" : "",
+                           ok ? "no problems" : fmt::format("{} problem{}", problems.size(), problems.size() == 1 ? "" : "s")));
   return verdict(ok);
 }
 
@@ -243,6 +245,10 @@ ExitCode verify(const VerifyOptions& options) {
   if (layer.directory.empty()) usage_error("verify needs DIR or --cases FILE (see monomoe verify --help)");
   if (layer.input.empty() && (processes.processes || processes.is_rank()))
     usage_error("verify of a checkpoint's files runs no ranks; leave out --processes, or give --input or --cases");
+  for (const CLI::Option* option : options.computing) {
+    if (option->count() > 0 && layer.input.empty())
+      usage_error(fmt::format("{} says how to compute, and verify DIR computes nothing without --input; leave it out, or add --layer L --input IN", option->get_name()));
+  }
   if (layer.input.empty()) return verify_files(options);
   if (layer.layer < 0) usage_error("verify with --input checks one layer; give --layer L");
   if (processes.is_rank()) return as_rank(processes, layer.num_ranks, layer.context, [&](RankWorld& world) { return verify_layer(options, &world); });
@@ -262,16 +268,22 @@ Command add_verify(CLI::App& app) {
   CLI::Option* input =
       parser->add_option("--input", options->layer.input, "tokens as for run: compare the layer with the float64 reference")->needs(directory);
   CLI::Option* output = parser->add_option("--output", options->output, "also write what run would write")->needs(input);
-  parser->add_option("--cases", options->cases, "file of cases, one a line; # starts a comment")
+  CLI::Option* cases = parser->add_option("--cases", options->cases, "file of cases, one a line; # starts a comment")
       ->excludes(directory)->excludes(layer)->excludes(input)->excludes(output);
+  CLI::Option* structure =
+      parser->add_flag("--structure", options->structure, "headers, index and settings alone: seconds, whatever the size; no values are read")
+          ->needs(directory)->excludes(input);
   for (CLI::Option* option : add_layer_options(*parser, options->layer)) {
     const std::string name = option->get_name();
     const bool is_layers = name == "--ranks" || name == "--tokens-per-rank" || name == "--capacity" || name == "--placement" || name == "--swiglu-limit";
     if (is_layers) option->needs(input);
+    options->computing.push_back(option);
   }
+  cases->excludes(structure);
   parser->add_flag("--json", options->json, "report as JSON on standard output");
   parser->footer("Exit code 1 when a problem or an element outside the bound was found, 3 when DIR cannot be read at all.\nExample:\n"
                  "  monomoe verify examples/tiny-moe-fp8\n"
+                 "  monomoe verify examples/tiny-moe-fp8 --structure\n"
                  "  monomoe verify examples/tiny-moe-fp8 --layer 0 --input examples/tiny-moe-capture/layer0.safetensors --ranks 4\n"
                  "  monomoe verify --cases tests/cases/contract.txt");
   return {parser, [options] { return verify(*options); }};

@@ -67,12 +67,15 @@ MONOMOE_API monomoe_status monomoe_checkpoint_shared_weights(monomoe_context* co
 MONOMOE_API monomoe_status monomoe_checkpoint_route(const monomoe_checkpoint* checkpoint, int32_t layer, const void* x, int64_t num_tokens,
                                                     const int64_t* token_ids, int64_t* topk_ids, float* topk_weights);
 
-// Reports (JSON; free with monomoe_free_text). layer -1 = all.
-// inspect: {"directory", "layers":[{"layer","format","hidden","intermediate","experts","topk","router":{...},"shared_expert":{...},
-//           "matrices":[{"tensor","conversion":"exact|rounded","worst_relative_error","rms_relative_error","groups_outside_window",...}],...}]}
-MONOMOE_API monomoe_status monomoe_checkpoint_inspect(const char* directory, int32_t layer, char** json);
-// verify: {"ok":bool,"problems":[{"file","tensor","what"}...],"notes":[...]}: every problem is listed; problems are a report, not an error.
-MONOMOE_API monomoe_status monomoe_checkpoint_verify(const char* directory, int32_t layer, char** json);
+// Reports (JSON; free with monomoe_free_text). layer -1 = all. read_values 0: headers, index and settings alone are read, which takes
+// seconds and little memory for the largest checkpoint; 1: codes and scales too, where they tell something.
+// inspect: {"directory", "values_read", "layers":[{"layer","usable","format","hidden","intermediate","experts","topk","router":{...},
+//           "shared_expert":{...},"num_matrices","matrices":[{"tensor","format","rows","cols",...}],...}]}. "matrices" is there with values or
+//           of one layer; with values each has its "conversion":"exact|rounded","worst_relative_error","rms_relative_error",...
+MONOMOE_API monomoe_status monomoe_checkpoint_inspect(const char* directory, int32_t layer, int32_t read_values, char** json);
+// verify: {"ok":bool,"values_read","layers","problems":[{"file","tensor","where","what"}...],"notes":[...]}: every problem is listed;
+// problems are a report, not an error.
+MONOMOE_API monomoe_status monomoe_checkpoint_verify(const char* directory, int32_t layer, int32_t read_values, char** json);
 
 // The layer against the float64 reference of the rounded weights (with the derived bound) and against exact dequantisation (information).
 // tokens as for monomoe_forward (y may be NULL: verify uses its own memory); placement may be NULL.

@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-#define MONOMOE_ABI_VERSION 1
+#define MONOMOE_ABI_VERSION 2
 
 typedef enum monomoe_status {
   MONOMOE_OK = 0,
@@ -236,9 +236,9 @@ typedef struct monomoe_problem {
 // An illegal problem is a report, not an error.
 MONOMOE_API monomoe_status monomoe_plan(const monomoe_problem* problem, char** json);
 // What one call cannot take less than: per GPU (H100, H200, H20) the time to read the touched experts, for the products and on the links, and
-// the largest of them. tokens: of each rank, at most the capacity; routing is taken as uniform. {"tokens","routes_per_rank","touched_experts",
+// the largest of them; and what it is expected to take, from what was measured on an H200. tokens: of each rank, at most the capacity; routing is taken as uniform. {"tokens","routes_per_rank","touched_experts",
 // "weight_bytes","flops","link_bytes","gpus":[{"gpu","measured_rates","thread_blocks","read_seconds","product_seconds","link_seconds",
-// "bound_seconds","bound_by"}]}. An illegal problem is an error here.
+// "bound_seconds","bound_by","expected_seconds"}]}. An illegal problem is an error here.
 MONOMOE_API monomoe_status monomoe_plan_time(const monomoe_problem* problem, int64_t tokens, char** json);
 // What this machine can run and why not the rest: {"backends": {"cpu": {...}, "cuda": {...}}, ...}
 MONOMOE_API monomoe_status monomoe_doctor(char** json);

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes as c
 import enum
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 
 class Status(enum.IntEnum):
@@ -154,8 +154,8 @@ FUNCTIONS = {
     "checkpoint_weights": (c.c_int, [_P, _P, c.c_int32, c.POINTER(Placement), c.c_float, _OUT]),
     "checkpoint_shared_weights": (c.c_int, [_P, _P, c.c_int32, c.c_float, _OUT]),
     "checkpoint_route": (c.c_int, [_P, c.c_int32, _P, c.c_int64, _P, _P, _P]),
-    "checkpoint_inspect": (c.c_int, [c.c_char_p, c.c_int32, _TEXT_OUT]),
-    "checkpoint_verify": (c.c_int, [c.c_char_p, c.c_int32, _TEXT_OUT]),
+    "checkpoint_inspect": (c.c_int, [c.c_char_p, c.c_int32, c.c_int32, _TEXT_OUT]),
+    "checkpoint_verify": (c.c_int, [c.c_char_p, c.c_int32, c.c_int32, _TEXT_OUT]),
     "world_join": (c.c_int, [c.POINTER(WorldOptions), _OUT]),
     "world_leave": (None, [_P, c.c_char_p]),
     "world_memory_create": (c.c_int, [_P, c.c_int, c.c_int32, c.c_int64, _OUT]),

@@ -101,11 +101,17 @@ def _routing_like(x: Any, shape: tuple[int, int]) -> tuple[Any, Any]:
     return numpy.empty(shape, dtype=numpy.int64), numpy.empty(shape, dtype=numpy.float32)
 
 
-def inspect(directory: str | os.PathLike[str], layer: int = -1) -> dict[str, Any]:
-    """Layers, formats, router, and what converting each matrix costs. layer -1 = all."""
-    return json.loads(text(library.monomoe_checkpoint_inspect, path("directory", directory), int32("layer", layer)))
+def inspect(directory: str | os.PathLike[str], layer: int = -1, *, costs: bool = False) -> dict[str, Any]:
+    """Layers, formats and router, from headers and settings alone. costs: also what converting each matrix costs, which reads the weights.
+
+    layer -1 = all; of one layer the matrices are listed.
+    """
+    return json.loads(text(library.monomoe_checkpoint_inspect, path("directory", directory), int32("layer", layer), int(instance("costs", costs, bool))))
 
 
-def verify(directory: str | os.PathLike[str], layer: int = -1) -> dict[str, Any]:
-    """{"ok", "problems", "notes"}: every problem of the files is listed. Problems are a report, not an error. layer -1 = all."""
-    return json.loads(text(library.monomoe_checkpoint_verify, path("directory", directory), int32("layer", layer)))
+def verify(directory: str | os.PathLike[str], layer: int = -1, *, values: bool = True) -> dict[str, Any]:
+    """{"ok", "problems", "notes"}: every problem of the files is listed. Problems are a report, not an error. layer -1 = all.
+
+    values=False: headers, index and settings alone are read; NaN codes and bad scales are not found then.
+    """
+    return json.loads(text(library.monomoe_checkpoint_verify, path("directory", directory), int32("layer", layer), int(instance("values", values, bool))))

@@ -30,6 +30,11 @@ Result<void> require_struct(const void* bytes, uint32_t struct_size, size_t firs
   return {};
 }
 
+Result<void> require_flag(int32_t value, std::string_view argument) {
+  if (value == 0 || value == 1) return {};
+  return usage_error(fmt::format("{} is {}, wanted 0 or 1", argument, value));
+}
+
 Result<void> require_aligned(const void* pointer, size_t alignment, std::string_view argument) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   if (address % alignment == 0) return {};

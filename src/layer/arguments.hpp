@@ -45,6 +45,9 @@ Result<Struct> read_struct(const Struct* value, std::string_view argument) {
   return copy;
 }
 
+// Usage error unless 0 or 1.
+Result<void> require_flag(int32_t value, std::string_view argument);
+
 // Rejects an address that is not a multiple of alignment, naming the pointer.
 Result<void> require_aligned(const void* pointer, size_t alignment, std::string_view argument);
 

@@ -102,7 +102,7 @@ Result<void> pack_shared(const monomoe_context& context, const monomoe_checkpoin
   auto loaded = load(checkpoint, layer, true, context.num_threads, context.only_rank < 0 ? nullptr : &none);
   if (!loaded) return loaded.error();
   if (!loaded.value().shared) {
-    return bad_input(fmt::format("{}: no shared expert", place(loaded.value())));
+    return bad_input(fmt::format("{}: has no shared expert; run it without one", place(loaded.value())));
   }
   if (const std::string refusal = shared_expert_refusal(loaded.value()); !refusal.empty()) {
     return bad_input(fmt::format("{}, shared expert: {}", place(loaded.value()), refusal));
@@ -115,6 +115,7 @@ Result<void> pack_shared(const monomoe_context& context, const monomoe_checkpoin
   if (loaded.value().packed_shared != nullptr) source.packed = {&loaded.value().packed_shared, 1};
   auto packed = pack_weights(context, source, placement.take());
   if (!packed) return Error{packed.error().status, fmt::format("{}, shared expert: {}", place(loaded.value()), packed.error().message)};
+  if (auto same = loaded.value().files->check_unchanged(); !same) return same.error();
   *weights = packed.value().release();
   return {};
 }
@@ -137,6 +138,7 @@ Result<std::unique_ptr<monomoe_weights>> pack_routed(const monomoe_context& cont
   const LayerSource source{layer.hidden, layer.intermediate, layer.format, layer.experts, limit.value(), false, layer_number(layer, false), layer.packed};
   auto packed = pack_weights(context, source, table.take());
   if (!packed) return Error{packed.error().status, fmt::format("{}: {}", place(layer), packed.error().message)};
+  if (auto same = layer.files->check_unchanged(); !same) return same.error();
   return packed;
 }
 

@@ -60,7 +60,7 @@ std::string tensor_of(std::string_view sentence) {
 
 class Report {
  public:
-  explicit Report(const std::string& directory) : directory_(printable(directory)) {
+  Report(const std::string& directory, bool read_values) : directory_(printable(directory)), read_values_(read_values) {
     while (directory_.size() > 1 && directory_.ends_with('/')) directory_.pop_back();
   }
 
@@ -74,12 +74,14 @@ class Report {
   void add_layer(const std::string& label) { layers_.push_back(label); }
   bool has_layers() const { return !layers_.empty(); }
   std::string text() const {
-    const Json report = {{"ok", problems_.empty()}, {"layers", layers_}, {"problems", problems_}, {"notes", notes_}};
+    const Json report = {
+        {"ok", problems_.empty()}, {"values_read", read_values_}, {"layers", layers_}, {"problems", problems_}, {"notes", notes_}};
     return report.dump(-1, ' ', false, Json::error_handler_t::replace);
   }
 
  private:
   std::string directory_;
+  bool read_values_;
   std::set<std::string> told_;
   Json problems_ = Json::array(), notes_ = Json::array(), layers_ = Json::array();
 };
@@ -98,14 +100,15 @@ void Report::add_problems(std::string_view where, std::string_view message) {
   }
 }
 
-void verify_layer(const Checkpoint& checkpoint, LayerId id, Report& report) {
+void verify_layer(const Checkpoint& checkpoint, LayerId id, bool read_values, Report& report) {
   const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const std::string where = "layer " + id.label();
-  auto loaded = checkpoint.load_layer(id, {.scan_values = true, .threads = threads, .max_problems = kMaxListed, .release_pages = true});
+  auto loaded = checkpoint.load_layer(
+      id, {.scan_values = read_values, .read_values = read_values, .threads = threads, .max_problems = kMaxListed, .release_pages = true});
   if (!loaded) {
     report.add_problems(where, loaded.error().message);
     // The rules and the router's numbers can be told beside bad values.
-    loaded = checkpoint.load_layer(id, {.scan_values = false, .threads = 1});
+    loaded = checkpoint.load_layer(id, {.scan_values = false, .read_values = read_values, .threads = 1});
     if (!loaded) return;
   }
   const LayerWeights& layer = loaded.value();
@@ -117,31 +120,48 @@ void verify_layer(const Checkpoint& checkpoint, LayerId id, Report& report) {
   if (const auto config = checkpoint.router_config(layer); !config) report.add_problems("router", config.error().message);
 }
 
+void verify_layers(const Checkpoint& checkpoint, int32_t only_layer, bool read_values, Report& report) {
+  std::string unjudged;
+  for (const LayerSummary& summary : checkpoint.layers()) {
+    if (only_layer >= 0 && (summary.layer.mtp || summary.layer.index != only_layer)) continue;
+    report.add_layer(summary.layer.label());
+    if (checkpoint.can_judge(summary.layer)) {
+      verify_layer(checkpoint, summary.layer, read_values, report);
+      checkpoint.tensors().release_pages();
+    } else {
+      unjudged += (unjudged.empty() ? "" : ", ") + summary.layer.label();
+    }
+  }
+  if (!unjudged.empty())
+    report.add_note(fmt::format("layers {} were not looked into: what the problems of files and settings say must be right first", unjudged));
+}
+
 void verify_whole(const Checkpoint& checkpoint, Report& report) {
   const Completeness found = check_completeness(checkpoint);
   for (const std::string& sentence : found.problems) report.add_problem("files", sentence);
   for (const std::string& note : found.notes) report.add_note(note);
 }
 
-std::string verify(const std::string& directory, int32_t only_layer) {
-  Report report(directory);
-  auto opened = Checkpoint::open(directory);
+std::string verify(const std::string& directory, int32_t only_layer, bool read_values) {
+  Report report(directory, read_values);
+  auto opened = Checkpoint::open(directory, {.max_problems = kMaxListed, .keep_going = true});
   if (!opened) {
     report.add_problems("files", opened.error().message);
     return report.text();
   }
   const Checkpoint& checkpoint = opened.value();
-  for (const LayerSummary& summary : checkpoint.layers()) {
-    if (only_layer >= 0 && (summary.layer.mtp || summary.layer.index != only_layer)) continue;
-    report.add_layer(summary.layer.label());
-    verify_layer(checkpoint, summary.layer, report);
-  }
-  if (!report.has_layers()) {
+  for (const std::string& sentence : checkpoint.problems().sentences()) report.add_problem("files", sentence);
+  const int64_t more = checkpoint.problems().count() - static_cast<int64_t>(checkpoint.problems().sentences().size());
+  if (more > 0) report.add_problem("files", fmt::format("{}: and {} more problems of its files", printable(directory), more));
+  const bool files_sound = checkpoint.problems().empty();
+  verify_layers(checkpoint, only_layer, read_values, report);
+  if (files_sound && !report.has_layers()) {
     report.add_problem("files", only_layer < 0
-                                    ? fmt::format("{}: no MoE layer", printable(directory))
+                                    ? fmt::format("{}: no MoE layer; wanted tensors like layers.0.ffn.experts.0.w1.weight", printable(directory))
                                     : fmt::format("{}: layer {} is no MoE layer of this checkpoint", printable(directory), only_layer));
   }
-  if (only_layer < 0) verify_whole(checkpoint, report);
+  if (files_sound && only_layer < 0) verify_whole(checkpoint, report);
+  if (const auto same = checkpoint.tensors().check_unchanged(); !same) report.add_problems("files", same.error().message);
   for (const UnusedTensor& unused : checkpoint.unused()) {
     report.add_note(fmt::format("unused: {}{}{}: {}", printable(unused.file), unused.tensor.empty() ? "" : ", ", printable(unused.tensor),
                                 unused.reason));
@@ -155,12 +175,13 @@ std::string verify(const std::string& directory, int32_t only_layer) {
 using namespace monomoe;
 using namespace monomoe::layer;
 
-extern "C" monomoe_status monomoe_checkpoint_verify(const char* directory, int32_t layer, char** json) {
+extern "C" monomoe_status monomoe_checkpoint_verify(const char* directory, int32_t layer, int32_t read_values, char** json) {
   return guarded([&]() -> Result<void> {
     if (auto given = require_pointer(directory, "directory"); !given) return given;
     if (auto given = require_pointer(json, "json"); !given) return given;
     if (layer < -1) return usage_error(fmt::format("layer is {}, wanted a layer or -1 for all", layer));
-    *json = caller_text(verify(directory, layer));
+    if (auto legal = require_flag(read_values, "read_values"); !legal) return legal;
+    *json = caller_text(verify(directory, layer, read_values != 0));
     return {};
   });
 }

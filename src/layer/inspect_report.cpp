@@ -13,6 +13,7 @@
 #include "layer/parallel.hpp"
 #include "plan/problem_text.hpp"
 #include "weights/conversion_cost.hpp"
+#include "weights/mapped_file.hpp"
 #include "weights/text.hpp"
 
 namespace monomoe::layer {
@@ -32,10 +33,11 @@ Json bad_values(const ScanResult& scan) {
   return {{"count", scan.count}, {"first", list}};
 }
 
-Json matrix_report(const std::string& tensor, const SourceMatrix& matrix) {
-  const ConversionCost cost = conversion_cost(matrix);
+Json matrix_report(const std::string& tensor, const SourceMatrix& matrix, bool read_values) {
   Json report = {
       {"tensor", printable(tensor)}, {"format", weight_format_text(matrix.format)}, {"rows", matrix.rows}, {"cols", matrix.cols}};
+  if (!read_values) return report;
+  const ConversionCost cost = conversion_cost(matrix);
   if (!cost.converts) {
     report["conversion"] = "none";
     return report;
@@ -89,36 +91,51 @@ Json shared_report(const LayerWeights& layer) {
 }
 
 struct NamedMatrix {
-  std::string tensor;
+  LocatedTensor weight, scale;
   const SourceMatrix* matrix;
 };
 
 void add_matrices(const SourceExpert& expert, const ExpertSource& source, std::vector<NamedMatrix>& list) {
-  list.push_back({source.gate.weight.entry->name, &expert.gate});
-  list.push_back({source.up.weight.entry->name, &expert.up});
-  list.push_back({source.down.weight.entry->name, &expert.down});
+  list.push_back({source.gate.weight, source.gate.scale, &expert.gate});
+  list.push_back({source.up.weight, source.up.scale, &expert.up});
+  list.push_back({source.down.weight, source.down.scale, &expert.down});
 }
 
-Result<Json> matrices_report(const LayerWeights& layer) {
+// Of a packed layer none: it was converted when it was packed.
+std::vector<NamedMatrix> matrices_of(const LayerWeights& layer) {
   std::vector<NamedMatrix> list;
+  if (!layer.packed.empty()) return list;
   if (layer.shared && layer.packed_shared == nullptr) add_matrices(*layer.shared, layer.shared_source, list);
   for (size_t e = 0; e < layer.experts.size(); ++e) add_matrices(layer.experts[e], layer.expert_sources[e], list);
+  return list;
+}
+
+Result<Json> matrices_report(const std::vector<NamedMatrix>& list, bool read_values) {
   std::vector<Json> reports(list.size());
-  const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const int threads = read_values ? static_cast<int>(std::max(1u, std::thread::hardware_concurrency())) : 1;
   const auto report_one = [&](int64_t i) -> Result<void> {
-    reports[i] = matrix_report(list[i].tensor, *list[i].matrix);
+    reports[i] = matrix_report(list[i].weight.entry->name, *list[i].matrix, read_values);
+    for (const LocatedTensor& read : {list[i].weight, list[i].scale}) {
+      if (read_values && read.entry != nullptr) release_mapped(read.entry->data, static_cast<size_t>(read.entry->bytes));
+    }
     return {};
   };
   if (auto done = parallel_for(static_cast<int64_t>(list.size()), threads, report_one); !done) return done.error();
   return Json(reports);
 }
 
-Result<Json> layer_report(const Checkpoint& checkpoint, LayerId id) {
+struct InspectOptions {
+  int32_t only_layer;
+  bool read_values;
+};
+
+Result<Json> layer_report(const Checkpoint& checkpoint, LayerId id, const InspectOptions& options) {
   Json report = {{"layer", id.label()}};
   const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const auto scanned = checkpoint.load_layer(id, {.scan_values = true, .threads = threads});
+  const bool read_values = options.read_values;
+  const auto scanned = checkpoint.load_layer(id, {.scan_values = read_values, .read_values = read_values, .threads = threads, .release_pages = true});
   // Bad values make the layer unusable, but its matrices can still be told.
-  auto loaded = checkpoint.load_layer(id, {.scan_values = false, .threads = 1});
+  auto loaded = checkpoint.load_layer(id, {.scan_values = false, .read_values = read_values, .threads = 1});
   ProblemList reasons;
   if (!scanned) reasons.add(scanned.error().message);
   if (loaded) {
@@ -138,33 +155,35 @@ Result<Json> layer_report(const Checkpoint& checkpoint, LayerId id) {
   report["shared_expert"] = shared_report(layer);
   report["packed"] = !layer.packed.empty();
   report["notes"] = layer.notes;
-  if (!layer.packed.empty()) {  // was converted when it was packed: nothing is left to cost
-    report["matrices"] = Json::array();
-    return report;
-  }
-  auto matrices = matrices_report(layer);
+  const std::vector<NamedMatrix> list = matrices_of(layer);
+  report["num_matrices"] = list.size();
+  if (!read_values && options.only_layer < 0) return report;
+  auto matrices = matrices_report(list, read_values);
   if (!matrices) return matrices.error();
   report["matrices"] = matrices.take();
   return report;
 }
 
-Result<std::string> inspect(const std::string& directory, int32_t only_layer) {
+Result<std::string> inspect(const std::string& directory, const InspectOptions& options) {
   auto opened = Checkpoint::open(directory);
   if (!opened) return opened.error();
   const Checkpoint& checkpoint = opened.value();
   Json report = {{"directory", directory},
                  {"has_index", checkpoint.tensors().has_index()},
                  {"files", checkpoint.tensors().files().size()},
-                 {"model_type", checkpoint.config().model_type.value_or("")}};
+                 {"tensors", checkpoint.tensors().tensors().size()},
+                 {"model_type", checkpoint.config().model_type.value_or("")},
+                 {"values_read", options.read_values}};
   Json layers = Json::array();
   for (const LayerSummary& summary : checkpoint.layers()) {
-    if (only_layer >= 0 && (summary.layer.mtp || summary.layer.index != only_layer)) continue;
-    auto layer = layer_report(checkpoint, summary.layer);
+    if (options.only_layer >= 0 && (summary.layer.mtp || summary.layer.index != options.only_layer)) continue;
+    auto layer = layer_report(checkpoint, summary.layer, options);
     if (!layer) return layer.error();
     layers.push_back(layer.take());
+    checkpoint.tensors().release_pages();
   }
-  if (layers.empty() && only_layer >= 0) {
-    return usage_error(fmt::format("{}: layer {} is no MoE layer of this checkpoint", printable(directory), only_layer));
+  if (layers.empty() && options.only_layer >= 0) {
+    return usage_error(fmt::format("{}: layer {} is no MoE layer of this checkpoint", printable(directory), options.only_layer));
   }
   if (layers.empty()) {
     return bad_input(fmt::format("{}: no MoE layer; wanted tensors like layers.0.ffn.experts.0.w1.weight", printable(directory)));
@@ -179,12 +198,13 @@ Result<std::string> inspect(const std::string& directory, int32_t only_layer) {
 using namespace monomoe;
 using namespace monomoe::layer;
 
-extern "C" monomoe_status monomoe_checkpoint_inspect(const char* directory, int32_t layer, char** json) {
+extern "C" monomoe_status monomoe_checkpoint_inspect(const char* directory, int32_t layer, int32_t read_values, char** json) {
   return guarded([&]() -> Result<void> {
     if (auto given = require_pointer(directory, "directory"); !given) return given;
     if (auto given = require_pointer(json, "json"); !given) return given;
     if (layer < -1) return usage_error(fmt::format("layer is {}, wanted a layer or -1 for all", layer));
-    auto report = inspect(directory, layer);
+    if (auto legal = require_flag(read_values, "read_values"); !legal) return legal;
+    auto report = inspect(directory, {layer, read_values != 0});
     if (!report) return report.error();
     *json = caller_text(report.value());
     return {};

@@ -148,6 +148,7 @@ Result<void> Packer::write_shards(PackDirectory& directory) {
       auto layer = checkpoint_.load_layer(id, {.scan_values = true, .threads = request_.threads, .release_pages = true});
       if (!layer) return layer.error();
       loaded = layer.take();
+      checkpoint_.tensors().release_pages();
     }
     tell(shards_done, label);
     const auto progress = [&](uint64_t bytes) {
@@ -183,6 +184,7 @@ PackedManifest Packer::manifest(const PackDirectory& directory) const {
     record.hidden = layer.hidden;
     record.intermediate = layer.intermediate;
     record.checksums.insert(record.checksums.end(), done.expert_checksums.begin(), done.expert_checksums.end());
+    record.tensor_checksums.insert(done.tensor_checksums.begin(), done.tensor_checksums.end());
     if (!shard.packs_shared) continue;
     record.shared_format = layer.shared_format;
     record.shared_intermediate = layer.shared->gate.rows;

@@ -33,6 +33,7 @@ std::string shard_line(const ShardRecord& s) {
                      {"checksum", s.checksum},
                      {"experts", s.expert_checksums},
                      {"shared", s.shared_checksum},
+                     {"tensors", s.tensor_checksums},
                      {"change",
                       {c.weights, c.changed, c.underflows, c.worst_relative_error, c.squared_relative_error, c.first_row, c.first_column,
                        c.first_before, c.first_after}},
@@ -51,6 +52,7 @@ std::optional<ShardRecord> read_shard(const std::string& text) {
     s.checksum = line.at("checksum").get<std::string>();
     s.expert_checksums = line.at("experts").get<std::vector<std::string>>();
     s.shared_checksum = line.at("shared").get<std::string>();
+    s.tensor_checksums = line.at("tensors").get<std::map<std::string, std::string>>();
     const Json& c = line.at("change");
     s.change = {c.at(0).get<int64_t>(), c.at(1).get<int64_t>(), c.at(2).get<int64_t>(), c.at(3).get<double>(), c.at(4).get<double>(),
                 c.at(5).get<int64_t>(), c.at(6).get<int64_t>(), c.at(7).get<double>(),  c.at(8).get<double>()};

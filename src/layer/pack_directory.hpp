@@ -22,6 +22,7 @@ struct ShardRecord {
   std::string checksum;
   std::vector<std::string> expert_checksums;  // packed only
   std::string shared_checksum;
+  std::map<std::string, std::string> tensor_checksums;  // of what is copied beside packed experts, by name
   ConversionChange change;
   std::string first_tensor;  // of the first changed weight
 };

@@ -85,6 +85,7 @@ Result<void> Planner::load_layers() {
   for (const LayerId id : wanted) {
     auto layer = checkpoint_.load_layer(id, {.scan_values = false});
     if (!layer) return layer.error();
+    checkpoint_.tensors().release_pages();
     if (auto legal = check_layer(layer.value()); !legal) return legal;
     plan_.layers.push_back(layer.take());
   }

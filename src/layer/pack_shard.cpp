@@ -6,6 +6,7 @@
 
 #include "layer/parallel.hpp"
 #include "plan/problem.h"
+#include "weights/checksum.hpp"
 #include "weights/mapped_file.hpp"
 #include "weights/pack_expert.hpp"
 
@@ -94,19 +95,24 @@ class ShardWriter {
     }
     return {};
   }
-  Result<void> append_copy(const CopiedTensor& copy) {
+  // The checksum of what was written.
+  Result<std::string> append_copy(const CopiedTensor& copy) {
     const TensorEntry& entry = *copy.source.entry;
     const std::span<const uint8_t> all(entry.data, static_cast<size_t>(entry.bytes));
+    Checksum checksum;
     if (copy.rows.empty()) {
-      auto done = append(all);
+      checksum.update(all);
+      if (auto done = append(all); !done) return done.error();
       release(copy.source);
-      return done;
+      return checksum.text();
     }
     const size_t row_bytes = all.size() / static_cast<size_t>(entry.shape[0]);
     for (const int64_t row : copy.rows) {
-      if (auto done = append(all.subspan(static_cast<size_t>(row) * row_bytes, row_bytes)); !done) return done;
+      const auto bytes = all.subspan(static_cast<size_t>(row) * row_bytes, row_bytes);
+      checksum.update(bytes);
+      if (auto done = append(bytes); !done) return done.error();
     }
-    return {};
+    return checksum.text();
   }
   Result<void> append_expert(const ConvertedExpert& expert) {
     for (const ConvertedMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
@@ -150,7 +156,9 @@ Result<ShardRecord> write_shard(const ShardPlan& shard, const LayerWeights* laye
   ShardRecord record;
   record.name = shard.name;
   for (const CopiedTensor& copy : shard.copies) {
-    if (auto done = out.append_copy(copy); !done) return done.error();
+    auto checksum = out.append_copy(copy);
+    if (!checksum) return checksum.error();
+    if (!request.format) record.tensor_checksums.emplace(copy.name, checksum.take());
   }
   if (shard.packs_shared) {
     if (auto done = append_shared(*layer, out, record); !done) return done.error();

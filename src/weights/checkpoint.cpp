@@ -117,23 +117,31 @@ std::string LayerTensors::matrix_name(const std::string& module, MatrixRole role
   return fmt::format("{}{}.{}", prefix, module, kNames[hugging_face_names ? 1 : 0][static_cast<size_t>(role)]);
 }
 
-Result<Checkpoint> Checkpoint::open(const std::string& directory) {
-  Result<TensorSet> set = TensorSet::open(directory);
+Result<Checkpoint> Checkpoint::open(const std::string& directory, const OpenOptions& options) {
+  Result<TensorSet> set = TensorSet::open(directory, options);
   Result<ModelConfig> config = read_model_config(directory);
   Result<PackedManifest> packed = read_packed_manifest(directory);
-  if (!set || !config || !packed) {
-    ProblemList problems;
-    if (!set) problems.add_lines(set.error().message);
-    if (!config) problems.add_lines(config.error().message);
-    if (!packed) problems.add_lines(packed.error().message);
-    return bad_input(problems.text());
-  }
-  Checkpoint checkpoint;
+  Checkpoint checkpoint(options.max_problems);
+  if (!set) checkpoint.problems_.add_lines(set.error().message);
+  if (set) checkpoint.problems_.add_all(set.value().problems());
+  if (!config) checkpoint.problems_.add_lines(config.error().message);
+  if (!packed) checkpoint.problems_.add_lines(packed.error().message);
+  if (!set || (!options.keep_going && !checkpoint.problems_.empty())) return bad_input(checkpoint.problems_.text());
   checkpoint.tensors_ = std::make_shared<const TensorSet>(set.take());
-  checkpoint.config_ = config.take();
-  checkpoint.packed_ = packed.take();
+  checkpoint.settings_sound_ = config.ok() && packed.ok();
+  if (config) checkpoint.config_ = config.take();
+  if (packed) checkpoint.packed_ = packed.take();
+  for (const std::string& name : checkpoint.tensors_->absent()) {
+    if (const std::optional<MoeTensorName> parsed = parse_moe_name(name)) checkpoint.incomplete_.insert(parsed->layer);
+  }
   if (Result<void> sorted = checkpoint.sort_names(); !sorted) return sorted.error();
   return checkpoint;
+}
+
+bool Checkpoint::can_judge(LayerId layer) const {
+  // Without an index nothing says what a shard that cannot be read would hold.
+  const bool shards_known = tensors_->problems().empty() || tensors_->has_index();
+  return settings_sound_ && shards_known && !incomplete_.contains(layer);
 }
 
 Result<void> Checkpoint::sort_names() {

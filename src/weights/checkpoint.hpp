@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,6 +59,7 @@ struct LayerSummary {
 
 struct LoadOptions {
   bool scan_values = true;  // refuse NaN codes, NaN, infinite or negative scales (scan.hpp)
+  bool read_values = true;  // false: no tensor's bytes are looked at (then nothing is scanned and global scales are 1): for reports alone
   int threads = 1;
   const std::vector<bool>* scanned_experts = nullptr;  // null: all; else only the values of experts that are true here are read
   size_t max_problems = 20;  // sentences in the error; the rest is counted
@@ -66,8 +68,11 @@ struct LoadOptions {
 
 class Checkpoint {
  public:
-  static Result<Checkpoint> open(const std::string& directory);
+  static Result<Checkpoint> open(const std::string& directory, const OpenOptions& options = {});
 
+  // Of an opening that kept going: problems of files and settings, and whether the layer can be judged in spite of them.
+  const ProblemList& problems() const { return problems_; }
+  bool can_judge(LayerId layer) const;
   const ModelConfig& config() const { return config_; }
   const TensorSet& tensors() const { return *tensors_; }
   bool is_packed() const { return !packed_.file.empty(); }
@@ -83,7 +88,7 @@ class Checkpoint {
   Result<RouterConfig> router_config(const LayerWeights& layer) const;
 
  private:
-  Checkpoint() = default;
+  explicit Checkpoint(size_t max_problems) : problems_(max_problems) {}
   Result<void> sort_names();
 
   std::shared_ptr<const TensorSet> tensors_;
@@ -91,6 +96,9 @@ class Checkpoint {
   PackedManifest packed_;
   std::map<LayerId, std::shared_ptr<LayerTensors>> layers_;
   std::vector<UnusedTensor> unknown_;  // under an expert's prefix, but of no known name
+  ProblemList problems_;
+  bool settings_sound_ = true;    // config.json and the manifest
+  std::set<LayerId> incomplete_;  // the index places tensors of theirs where they are not
 };
 
 }  // namespace monomoe

@@ -100,7 +100,8 @@ constexpr ModelHabit kHabits[] = {
     {"deepseek_v4", Scoring::kSqrtSoftplus, true}, {"deepseek_v3", Scoring::kSigmoid, true},   {"deepseek_v32", Scoring::kSigmoid, true},
     {"kimi_k2", Scoring::kSigmoid, true},          {"glm4_moe", Scoring::kSigmoid, true},      {"glm_moe_dsa", Scoring::kSigmoid, true},
     {"mimo_v2", Scoring::kSigmoid, true},          {"mimo_v2_flash", Scoring::kSigmoid, true}, {"mimo", Scoring::kSigmoid, true},
-    {"qwen3_moe", Scoring::kSoftmax, false},       {"qwen2_moe", Scoring::kSoftmax, false},
+    {"qwen3_moe", Scoring::kSoftmax, false},       {"qwen2_moe", Scoring::kSoftmax, false},   {"qwen3_next", Scoring::kSoftmax, true},
+    {"qwen3_5_moe", Scoring::kSoftmax, true},      {"deepseek_v2", Scoring::kSoftmax, false},
 };
 
 const ModelHabit* habit_of(const std::optional<std::string>& model_type) {
@@ -170,7 +171,7 @@ void read_geometry(Fields& fields, ModelConfig& config) {
 Result<json> parse_object(std::string_view text, std::string_view file) {
   Result<json> parsed = parse_json_strict(text, file);
   if (parsed.ok() && !parsed.value().is_object()) {
-    return bad_input(fmt::format("{}: found {}, wanted a JSON object", printable(file), parsed.value().type_name()));
+    return bad_input(fmt::format("{}: found {}, wanted a JSON object; correct the file", printable(file), parsed.value().type_name()));
   }
   return parsed;
 }
@@ -199,6 +200,9 @@ Result<ModelConfig> parse_model_config(std::string_view config_json, std::string
     config.present = true;
     Fields fields(root.value(), file);
     config.model_type = fields.word("model_type");
+    // "qwen3_5_moe_text": the language model's own part of a multimodal one is the same model.
+    constexpr std::string_view kText = "_text";
+    if (config.model_type && config.model_type->ends_with(kText)) config.model_type->resize(config.model_type->size() - kText.size());
     read_geometry(fields, config);
     read_scoring(fields, config);
     read_limits(fields, config);

@@ -83,7 +83,7 @@ std::optional<Error> pick_scale(Decision& d) {
 }
 
 Error wrong_scale_shape(const Decision& d, int64_t rows, int64_t cols, std::string_view rule) {
-  return bad_input(fmt::format("{}, wanted {} ({}) for the weight {} {}; other block sizes are not supported", found(d.scale),
+  return bad_input(fmt::format("{}, wanted {} ({}) for the weight {} {}; other block sizes are not supported: export the scales again", found(d.scale),
                                shape_text(std::vector<int64_t>{rows, cols}), rule, dtype_name(d.weight.entry->dtype),
                                shape_text(d.weight.entry->shape)));
 }
@@ -166,8 +166,10 @@ Result<SourceMatrix> decide_nvfp4(Decision& d) {
   if (global.dtype != DType::F32 || !scalar) {
     return bad_input(fmt::format("{}, wanted one F32 value ([] or [1]): export the tensor again", found(d.global)));
   }
-  std::memcpy(&d.matrix.global_scale, global.data, sizeof(float));
-  if (d.global.entry == d.tensors[TensorPart::kWeightGlobalScale].entry) d.matrix.global_scale = 1.0f / d.matrix.global_scale;
+  if (d.hints.read_values) {
+    std::memcpy(&d.matrix.global_scale, global.data, sizeof(float));
+    if (d.global.entry == d.tensors[TensorPart::kWeightGlobalScale].entry) d.matrix.global_scale = 1.0f / d.matrix.global_scale;
+  }
   d.matrix.format = WeightFormat::kNvfp4;
   d.matrix.scale_type = ScaleType::kE4m3;
   return d.matrix;

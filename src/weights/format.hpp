@@ -28,6 +28,7 @@ struct FormatHints {
   bool ignored = false;           // the module is on an ignore list: the global settings do not describe it
   bool e8m0_block_scale = false;  // U8 scales of FP8 blocks are e8m0: scale_fmt says so
   bool mxfp4 = false;             // U8 scales of FP4 groups are e8m0: the quantisation method or expert_dtype says so
+  bool read_values = true;        // false: types and shapes alone are looked at, a global scale stays 1
 };
 FormatHints format_hints(const ModelConfig& config, std::string_view module);
 

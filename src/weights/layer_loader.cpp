@@ -50,6 +50,12 @@ void LayerLoader::refuse_unsupported() {
   }
 }
 
+FormatHints LayerLoader::hints_of(const std::string& module) const {
+  FormatHints hints = format_hints(config_, tensors_.prefix + module);
+  hints.read_values = options_.read_values;
+  return hints;
+}
+
 bool LayerLoader::decide_expert(const ExpertTensors& tensors, const std::string& module, const FormatHints& hints, SourceExpert& expert,
                                 ExpertSource& source) {
   bool complete = true;
@@ -59,7 +65,7 @@ bool LayerLoader::decide_expert(const ExpertTensors& tensors, const std::string&
     if (decided) {
       matrix_of(expert, role) = decided.value();
       source_of(source, role) = sources(parts);
-      if (matrix_of(expert, role).format == WeightFormat::kMxfp4 && matrix_of(expert, role).scale_type == ScaleType::kF32) {
+      if (hints.read_values && matrix_of(expert, role).format == WeightFormat::kMxfp4 && matrix_of(expert, role).scale_type == ScaleType::kF32) {
         complete = rewrite_scales(matrix_of(expert, role), source_of(source, role).scale) && complete;
       }
     } else {
@@ -91,7 +97,7 @@ bool LayerLoader::rewrite_scales(SourceMatrix& matrix, const LocatedTensor& scal
 }
 
 void LayerLoader::decide_experts() {
-  const FormatHints hints = format_hints(config_, tensors_.prefix + "experts");
+  const FormatHints hints = hints_of("experts");
   const int64_t last = tensors_.experts.empty() ? -1 : tensors_.experts.rbegin()->first;
   const int64_t count = config_.experts.value_or(last + 1);
   if (last >= count) {
@@ -174,9 +180,7 @@ void LayerLoader::load_shared() {
     return;
   }
   SourceExpert shared;
-  if (!decide_expert(*tensors_.shared, tensors_.shared_module, format_hints(config_, tensors_.prefix + tensors_.shared_module), shared,
-                     out_.shared_source))
-    return;
+  if (!decide_expert(*tensors_.shared, tensors_.shared_module, hints_of(tensors_.shared_module), shared, out_.shared_source)) return;
   Geometry wanted = geometry_;
   wanted.intermediate = shared.gate.rows;  // several shared experts are stored as one wide one
   wanted.intermediate_from = tensor_word(out_.shared_source.gate.weight);
@@ -304,9 +308,10 @@ void LayerLoader::load_stored() {
   }
   load_shared();
   load_router();
+  note_shared_count();
+  if (!options_.read_values) return;
   note_multipliers();
   note_unequal_globals();
-  note_shared_count();
   if (options_.scan_values) {
     scan();
     scan_router();

@@ -42,6 +42,9 @@ class LayerLoader {
   void load_packed();  // experts in the kernel's layout
   const uint8_t* check_packed(const LocatedTensor& tensor, int64_t intermediate, WeightFormat format);
   void verify_checksums();
+  std::vector<LocatedTensor> tensors_beside_experts() const;
+  void check_none_missing();
+  FormatHints hints_of(const std::string& module) const;
   bool decide_expert(const ExpertTensors& tensors, const std::string& module, const FormatHints& hints, SourceExpert& expert,
                      ExpertSource& source);
   bool rewrite_scales(SourceMatrix& matrix, const LocatedTensor& scale);

@@ -3,6 +3,9 @@
 
 #include <atomic>
 #include <cstring>
+#include <optional>
+#include <set>
+#include <string_view>
 #include <thread>
 
 #include "plan/problem.h"
@@ -53,6 +56,7 @@ const uint8_t* LayerLoader::check_packed(const LocatedTensor& tensor, int64_t in
                     problem.hidden, intermediate));
     return nullptr;
   }
+  if (!options_.read_values) return tensor.entry->data;
   PackedExpertHeader header;
   std::memcpy(&header, tensor.entry->data, sizeof(header));
   if (header.format != static_cast<int32_t>(format)) {
@@ -107,7 +111,8 @@ void LayerLoader::load_packed() {
     load_shared();
   }
   load_router();
-  if (!options_.scan_values) return;
+  check_none_missing();
+  if (!options_.scan_values || !options_.read_values) return;
   if (problems_.empty()) verify_checksums();
   scan_router();
 }
@@ -119,8 +124,20 @@ void LayerLoader::verify_checksums() {
     std::string found;
   };
   std::vector<Item> items;
-  for (size_t e = 0; e < out_.packed.size(); ++e) items.push_back({out_.expert_sources[e].gate.weight, record_->checksums[e], {}});
+  const std::vector<bool>* wanted = options_.scanned_experts;
+  for (size_t e = 0; e < out_.packed.size(); ++e) {
+    if (wanted == nullptr || (e < wanted->size() && (*wanted)[e])) items.push_back({out_.expert_sources[e].gate.weight, record_->checksums[e], {}});
+  }
   if (out_.packed_shared != nullptr) items.push_back({out_.shared_source.gate.weight, record_->shared_checksum, {}});
+  for (const LocatedTensor& tensor : tensors_beside_experts()) {
+    const auto stated = record_->tensor_checksums.find(tensor.entry->name);
+    if (stated != record_->tensor_checksums.end()) {
+      items.push_back({tensor, stated->second, {}});
+    } else {
+      problems_.add(fmt::format("{}: {} states no checksum of it, so it was not packed with this layer: remove it, or pack the checkpoint again",
+                                tensor_word(tensor), kPackedManifestName));
+    }
+  }
   std::atomic<size_t> next{0};
   auto work = [&] {
     for (size_t i = next++; i < items.size(); i = next++)
@@ -135,6 +152,31 @@ void LayerLoader::verify_checksums() {
     if (item.found == item.wanted) continue;
     problems_.add(fmt::format("{}: its bytes have the checksum {}, {} states {}: the file is damaged, copy or pack it again",
                               tensor_word(item.tensor), item.found, kPackedManifestName, printable(item.wanted)));
+  }
+}
+
+// What was copied when the experts were packed and counts in the result: the router, and a shared expert that could not be packed.
+std::vector<LocatedTensor> LayerLoader::tensors_beside_experts() const {
+  std::vector<LocatedTensor> out;
+  for (const LocatedTensor& tensor : {tensors_.router_weight, tensors_.router_bias, tensors_.hash_table}) {
+    if (tensor.entry != nullptr) out.push_back(tensor);
+  }
+  for (size_t m = 0; tensors_.shared && m < tensors_.shared->size(); ++m) {
+    for (const LocatedTensor& tensor : (*tensors_.shared)[m].parts) {
+      if (tensor.entry != nullptr) out.push_back(tensor);
+    }
+  }
+  return out;
+}
+
+// Tensors that the manifest states and the directory does not have.
+void LayerLoader::check_none_missing() {
+  std::set<std::string_view> present;
+  for (const LocatedTensor& tensor : tensors_beside_experts()) present.insert(tensor.entry->name);
+  for (const auto& [name, checksum] : record_->tensor_checksums) {
+    const std::optional<MoeTensorName> parsed = parse_moe_name(name);
+    const bool counts = parsed && parsed->kind != MoeTensorName::Kind::kUnknownShared;
+    if (counts && !present.contains(name)) problems_.add(fmt::format("missing: \"{}\"; fetch the shard that holds it", printable(name)));
   }
 }
 

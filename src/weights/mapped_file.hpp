@@ -19,10 +19,15 @@ class MappedFile {
 
   const std::string& path() const { return path_; }
   std::span<const uint8_t> bytes() const { return {data_, size_}; }
+  // Empty, or how the file at the path was written to since it was opened. A file that was replaced by another (renamed over) was not:
+  // the map keeps the old one.
+  std::string changed() const;
 
  private:
   MappedFile() = default;
   std::string path_;
+  uint64_t device_ = 0, inode_ = 0;
+  int64_t modified_ns_ = 0;
   const uint8_t* data_ = nullptr;
   size_t size_ = 0;
 };

@@ -21,7 +21,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kManifestVersion = 2;
+constexpr int kManifestVersion = 3;
 constexpr const char* kChecksumKind = "xxh3-128";
 
 // Of all fields of a layer's entry but "checksum" itself, keys sorted, with the layer's number: a size that is wrong by less than a padding
@@ -88,6 +88,10 @@ Result<PackedLayerRecord> read_layer(const json& object, const std::string& labe
     record.shared_intermediate = shared.number("intermediate", kMaxIntermediate);
     record.shared_checksum = shared.word("checksum");
     if (!shared.wrong().empty()) return bad_input(shared.wrong());
+  }
+  if (const json* tensors = reader.get("tensors", json::value_t::object, "an object of checksums")) {
+    for (const auto& [name, checksum] : tensors->items())
+      record.tensor_checksums.emplace(name, checksum.is_string() ? checksum.get<std::string>() : std::string());
   }
   const std::string stated = reader.word("checksum");
   if (!reader.wrong().empty()) return bad_input(reader.wrong());
@@ -158,6 +162,8 @@ std::string packed_manifest_text(const PackedManifest& manifest) {
                                 {"intermediate", record.shared_intermediate},
                                 {"checksum", record.shared_checksum}};
     }
+    layer["tensors"] = nlohmann::ordered_json::object();
+    for (const auto& [name, checksum] : record.tensor_checksums) layer["tensors"][name] = checksum;
     layer["checksum"] = entry_checksum(label, layer);
     layers[label] = std::move(layer);
   }

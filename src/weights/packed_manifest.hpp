@@ -25,6 +25,7 @@ struct PackedLayerRecord {
   WeightFormat shared_format = WeightFormat::kFp8;
   int64_t shared_intermediate = 0;
   std::string shared_checksum;
+  std::map<std::string, std::string> tensor_checksums;  // of the layer's other tensors by name: the router's, a shared expert that is not packed
 };
 
 struct PackedManifest {

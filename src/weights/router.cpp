@@ -56,7 +56,7 @@ Result<void> check(const RouterTensors& t, const RouterConfig& c, std::span<cons
     return usage_error(fmt::format("x has {} values, wanted {} tokens of {}", x.size(), tokens, t.hidden));
   }
   if (t.table == nullptr) return {};
-  if (t.table_topk != c.topk) return bad_input(fmt::format("tid2eid has {} experts a token, wanted top-k {}", t.table_topk, c.topk));
+  if (t.table_topk != c.topk) return bad_input(fmt::format("tid2eid has {} experts a token, wanted top-k {}: config.json and tensors are not of the same checkpoint", t.table_topk, c.topk));
   if (static_cast<int64_t>(token_ids.size()) != tokens) {
     return bad_input(fmt::format(
         "this layer chooses experts by token id (tid2eid); found {} token_ids, wanted {}: add token_ids I64 [tokens] to the input",

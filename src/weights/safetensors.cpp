@@ -96,7 +96,7 @@ std::optional<uint64_t> shape_bytes(const std::vector<int64_t>& shape, int bits,
 std::optional<DType> check_type(const HeaderTensor& tensor, ProblemList& problems) {
   const std::optional<DType> dtype = dtype_from_name(tensor.dtype);
   if (!dtype) {
-    problems.add(fmt::format("{}: unknown dtype \"{}\"; wanted one of the safetensors types (F32, BF16, F8_E4M3, F8_E8M0, F4, U8, ...)",
+    problems.add(fmt::format("{}: unknown dtype \"{}\"; wanted one of the safetensors types (F32, BF16, F8_E4M3, F8_E8M0, F4, U8, ...); export the file again",
                              tensor_word(tensor), printable(tensor.dtype)));
     return std::nullopt;
   }

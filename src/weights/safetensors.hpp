@@ -42,6 +42,8 @@ class SafetensorsFile {
   const std::vector<TensorEntry>& tensors() const { return content_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return content_.metadata; }
   const TensorEntry* find(std::string_view name) const;  // nullptr if there is none
+  std::string changed() const { return map_.changed(); }
+  std::span<const uint8_t> bytes() const { return map_.bytes(); }
 
  private:
   SafetensorsFile(MappedFile map, SafetensorsContent content);

@@ -33,13 +33,13 @@ Result<std::vector<IndexedTensor>> parse_tensor_index(std::span<const uint8_t> j
   std::vector<IndexedTensor> out;
   for (const auto& [tensor, shard] : root["weight_map"].items()) {
     if (!shard.is_string()) {
-      problems.add(fmt::format("tensor \"{}\": found {} as its file, wanted a file name", printable(tensor), shard.type_name()));
+      problems.add(fmt::format("tensor \"{}\": found {} as its file, wanted a file name; fetch the index again", printable(tensor), shard.type_name()));
       continue;
     }
     const auto& name = shard.get_ref<const std::string&>();
     if (!is_plain_file_name(name)) {
       problems.add(
-          fmt::format("tensor \"{}\": found the file \"{}\", wanted the name of a file in the same directory (no '/', no leading '.')",
+          fmt::format("tensor \"{}\": found the file \"{}\", wanted the name of a file in the same directory (no '/', no leading '.'); fetch the index again",
                       printable(tensor), printable(name)));
       continue;
     }

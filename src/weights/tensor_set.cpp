@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <map>
 
-#include "weights/tensor_index.hpp"
 #include "weights/text.hpp"
 
 namespace monomoe {
@@ -34,8 +32,8 @@ Result<std::vector<std::string>> shard_names(const std::string& directory) {
 
 }  // namespace
 
-Result<TensorSet> TensorSet::open(const std::string& directory) {
-  TensorSet set;
+Result<TensorSet> TensorSet::open(const std::string& directory, const OpenOptions& options) {
+  TensorSet set(options.max_problems);
   set.directory_ = directory;
   std::error_code error;
   if (!fs::is_directory(directory, error)) {
@@ -43,7 +41,13 @@ Result<TensorSet> TensorSet::open(const std::string& directory) {
   }
   set.has_index_ = fs::exists(fs::symlink_status(join(directory, kIndexFileName), error));
   Result<void> loaded = set.has_index_ ? set.load_indexed() : set.load_all();
+  if (!loaded && set.has_index_ && options.keep_going) {  // an index that cannot be read: the shards can be looked at without it
+    set.problems_.add_lines(loaded.error().message);
+    set.has_index_ = false;
+    loaded = set.load_all();
+  }
   if (!loaded) return loaded.error();
+  if (!options.keep_going && !set.problems_.empty()) return bad_input(set.problems_.text());
   set.sort_tensors();
   return set;
 }
@@ -55,29 +59,52 @@ Result<void> TensorSet::load_all() {
     return bad_input(
         fmt::format("{}: found no *.safetensors file and no {}; wanted a checkpoint directory", printable(directory_), kIndexFileName));
   }
-  ProblemList problems(20, printable(directory_) + ": ");
   std::unordered_map<std::string_view, const SafetensorsFile*> owners;
   for (const std::string& name : names.value()) {
-    Result<SafetensorsFile> file = SafetensorsFile::open(join(directory_, name));
-    if (!file) {
-      problems.add_lines(file.error().message);
-      continue;
-    }
-    files_.push_back(std::make_unique<SafetensorsFile>(file.take()));
-    const SafetensorsFile* shard = files_.back().get();
+    const SafetensorsFile* shard = open_shard(name);
+    if (shard == nullptr) continue;
     for (const TensorEntry& entry : shard->tensors()) {
       const auto [owner, is_new] = owners.emplace(entry.name, shard);
       if (is_new) {
         tensors_.push_back({&entry, shard});
       } else {
-        problems.add(
-            fmt::format("tensor \"{}\" is in both {} and {}; there is no {} that says which one counts: add the index or remove one file",
-                        printable(entry.name), printable(base_name(owner->second->path())), printable(name), kIndexFileName));
+        problems_.add(
+            fmt::format("{}: tensor \"{}\" is in both {} and {}; there is no {} that says which one counts: add the index or remove one file",
+                        printable(directory_), printable(entry.name), printable(base_name(owner->second->path())), printable(name), kIndexFileName));
       }
     }
   }
-  if (!problems.empty()) return bad_input(problems.text());
   return {};
+}
+
+// nullptr, and a problem, if it cannot be read.
+const SafetensorsFile* TensorSet::open_shard(const std::string& name) {
+  Result<SafetensorsFile> file = SafetensorsFile::open(join(directory_, name));
+  if (!file) {
+    problems_.add_lines(file.error().message);
+    return nullptr;
+  }
+  files_.push_back(std::make_unique<SafetensorsFile>(file.take()));
+  return files_.back().get();
+}
+
+// The shards that the index names, and beside them the tensors it places in them. nullptr: could not be opened.
+std::map<std::string, const SafetensorsFile*> TensorSet::open_indexed_shards(const std::vector<IndexedTensor>& index) {
+  std::map<std::string, int64_t> wanted_from;  // tensors per shard, for the message of a missing one
+  for (const IndexedTensor& item : index) ++wanted_from[item.shard];
+  std::map<std::string, const SafetensorsFile*> shards;
+  for (const auto& [shard, count] : wanted_from) {
+    const std::string path = join(directory_, shard);
+    std::error_code error;
+    if (fs::exists(path, error)) {
+      shards[shard] = open_shard(shard);
+      continue;
+    }
+    const char* what = fs::is_symlink(path, error) ? "a link whose file is missing" : "the file is missing";
+    problems_.add(fmt::format("{}: {}; the index places {} tensor(s) in it; fetch it", printable(path), what, count));
+    shards[shard] = nullptr;
+  }
+  return shards;
 }
 
 Result<void> TensorSet::load_indexed() {
@@ -87,43 +114,27 @@ Result<void> TensorSet::load_indexed() {
   Result<std::vector<IndexedTensor>> index = parse_tensor_index(map.value().bytes(), index_path);
   if (!index) return index.error();
 
-  ProblemList problems(20, printable(join(directory_, "")));  // each sentence begins with a file of the directory
-  std::map<std::string, const SafetensorsFile*> shards;  // nullptr: could not be opened
-  std::map<std::string, int64_t> wanted_from;            // tensors per shard, for the message of a missing one
-  for (const IndexedTensor& item : index.value()) ++wanted_from[item.shard];
-  for (const auto& [shard, count] : wanted_from) {
-    const std::string path = join(directory_, shard);
-    std::error_code error;
-    if (!fs::exists(path, error)) {
-      const char* what = fs::is_symlink(path, error) ? "a link whose file is missing" : "the file is missing";
-      problems.add(fmt::format("{}: {}; the index places {} tensor(s) in it; fetch it", printable(shard), what, count));
-      shards[shard] = nullptr;
-      continue;
-    }
-    Result<SafetensorsFile> file = SafetensorsFile::open(path);
-    if (!file) {
-      problems.add_lines(file.error().message);
-      shards[shard] = nullptr;
-      continue;
-    }
-    files_.push_back(std::make_unique<SafetensorsFile>(file.take()));
-    shards[shard] = files_.back().get();
-  }
+  const std::map<std::string, const SafetensorsFile*> shards = open_indexed_shards(index.value());
   std::unordered_map<std::string_view, std::string_view> shard_of;
   for (const IndexedTensor& item : index.value()) {
     shard_of.emplace(item.tensor, item.shard);
-    const SafetensorsFile* shard = shards[item.shard];
-    if (shard == nullptr) {
-      problems.add(fmt::format("{}: tensor \"{}\" is missing with its file", printable(item.shard), printable(item.tensor)));
-    } else if (const TensorEntry* entry = shard->find(item.tensor)) {
+    const SafetensorsFile* shard = shards.at(item.shard);
+    if (const TensorEntry* entry = shard == nullptr ? nullptr : shard->find(item.tensor)) {
       tensors_.push_back({entry, shard});
-    } else {
-      problems.add(fmt::format("{}: tensor \"{}\" is not in this file, where the index places it; fetch the file and the index of the same version",
-                               printable(item.shard), printable(item.tensor)));
+      continue;
     }
+    const std::string path = printable(join(directory_, item.shard));
+    problems_.add(shard == nullptr
+                      ? fmt::format("{}: tensor \"{}\" is missing with its file", path, printable(item.tensor))
+                      : fmt::format("{}: tensor \"{}\" is not in this file, where the index places it; fetch the file and the index of the same version",
+                                    path, printable(item.tensor)));
+    absent_.push_back(item.tensor);
   }
-  if (!problems.empty()) return bad_input(problems.text());
+  return list_unused(shards, shard_of);
+}
 
+Result<void> TensorSet::list_unused(const std::map<std::string, const SafetensorsFile*>& shards,
+                                    const std::unordered_map<std::string_view, std::string_view>& shard_of) {
   for (const auto& file : files_) {
     const std::string name = base_name(file->path());
     for (const TensorEntry& entry : file->tensors()) {
@@ -146,6 +157,20 @@ void TensorSet::sort_tensors() {
   std::sort(tensors_.begin(), tensors_.end(), [](const LocatedTensor& a, const LocatedTensor& b) { return a.entry->name < b.entry->name; });
   by_name_.reserve(tensors_.size());
   for (size_t i = 0; i < tensors_.size(); ++i) by_name_.emplace(tensors_[i].entry->name, i);
+}
+
+void TensorSet::release_pages() const {
+  for (const auto& file : files_) release_mapped(file->bytes().data(), file->bytes().size());
+}
+
+Result<void> TensorSet::check_unchanged() const {
+  ProblemList problems;
+  for (const auto& file : files_) {
+    if (const std::string what = file->changed(); !what.empty())
+      problems.add(fmt::format("{}: {}; try again when nothing writes to it, and replace files by renaming", printable(file->path()), what));
+  }
+  if (!problems.empty()) return bad_input(problems.text());
+  return {};
 }
 
 LocatedTensor TensorSet::find(std::string_view name) const {

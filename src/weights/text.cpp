@@ -65,6 +65,13 @@ void ProblemList::add_lines(std::string_view text) {
   }
 }
 
+void ProblemList::add_all(const ProblemList& other) {
+  for (const std::string& sentence : other.kept_) {
+    if (kept_.size() < limit_) kept_.push_back(sentence);
+  }
+  count_ += other.count_;
+}
+
 std::string ProblemList::text(std::string_view separator) const {
   std::string out;
   for (size_t i = 0; i < kept_.size(); ++i) {

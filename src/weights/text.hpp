@@ -24,6 +24,7 @@ class ProblemList {
   explicit ProblemList(size_t limit = 20, std::string prefix = {}) : limit_(limit), prefix_(std::move(prefix)) {}
   void add(std::string sentence);
   void add_lines(std::string_view text);  // sentences of another list's text(), which say their place already: no prefix
+  void add_all(const ProblemList& other);
   void add_uncounted(int64_t more) { count_ += more; }  // problems known to exist but not worth a sentence
   bool empty() const { return count_ == 0; }
   int64_t count() const { return count_; }

@@ -161,7 +161,7 @@ static void test_checkpoint(const char* directory) {
   free(x);
   monomoe_checkpoint_close(checkpoint);
   char* json = NULL;
-  EXPECT(monomoe_checkpoint_verify(path, -1, &json) == MONOMOE_OK);
+  EXPECT(monomoe_checkpoint_verify(path, -1, 1, &json) == MONOMOE_OK);
   EXPECT(json != NULL && strstr(json, "\"ok\":true") != NULL);
   monomoe_free_text(json);
 }

@@ -45,7 +45,7 @@ class Broken(CliTest):
         return problems[0]
 
     def layer(self, checkpoint):
-        return json.loads(self.good("inspect", checkpoint, "--json"))["layers"][0]
+        return json.loads(self.good("inspect", checkpoint, "--costs", "--json"))["layers"][0]
 
     def notes(self, checkpoint):
         report = self.report(checkpoint)

@@ -64,9 +64,34 @@ class Files(CliTest):
         (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
         self.assertIn("gone.safetensors", "\n".join(self.problems(checkpoint)))
 
+    def test_what_is_beyond_the_list_is_counted(self):
+        checkpoint = self.checkpoint()
+        index = {f"layers.{n}.x": "gone.safetensors" for n in range(10100)}
+        (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+        problems = self.problems(checkpoint)  # the file and its tensors
+        self.assertEqual(len(problems), 10001)
+        self.assertIn("and 101 more problems", problems[-1])
+
     def test_directory_that_is_none(self):
         self.refused(BAD_INPUT, "verify", self.folder / "nowhere", says=("nowhere",))
         self.refused(BAD_INPUT, "verify", self.tokens(), says=("directory",))
+
+
+class Structure(CliTest):
+    def test_values_are_not_read(self):
+        checkpoint = self.checkpoint("nvfp4")
+        tensors = read_file(checkpoint / "model.safetensors")
+        name = "layers.0.ffn.experts.2.w1.weight_scale"
+        dtype, shape, _ = tensors[name]
+        tensors[name] = (dtype, shape, b"\x7f" * (shape[0] * shape[1]))
+        write_file(checkpoint / "model.safetensors", tensors)
+        self.assertIn("(structure, no values): no problems", self.good("verify", checkpoint, "--structure"))
+        self.assertEqual(self.call("verify", checkpoint).returncode, CHECK_FAILED)
+        tensors[name] = (dtype, [shape[0], 3], b"\x38" * (shape[0] * 3))
+        del tensors["layers.0.ffn.experts.4.w2.weight_scale_2"]
+        write_file(checkpoint / "model.safetensors", tensors)
+        problems = json.loads(self.call("verify", checkpoint, "--structure", "--json").stdout)["problems"]
+        self.assertEqual([problem["tensor"] for problem in problems], [name, "layers.0.ffn.experts.4.w2.weight_scale_2"])
 
 
 class Layer(CliTest):
@@ -95,6 +120,9 @@ class Layer(CliTest):
         self.refused(USAGE, "verify", checkpoint, "--input", tokens, says=("--layer",))
         self.refused(USAGE, "verify", checkpoint, "--ranks", 2, says=("--input",))
         self.refused(USAGE, "verify", says=("--cases",))
+        for option, value in (("--backend", "cpu"), ("--launch", "split"), ("--threads", 2), ("--vector-bits", 128), ("--timeout", 5)):
+            self.refused(USAGE, "verify", checkpoint, option, value, says=(option, "--input"))
+        self.refused(USAGE, "verify", checkpoint, "--structure", "--layer", 0, "--input", tokens, says=("--structure", "--input"))
         self.refused(USAGE, "verify", checkpoint, "--layer", 0, "--input", tokens, "--shared-expert", "on", says=("--shared-expert",))
         self.assertNotIn("--shared-expert", self.good("verify", "--help"))
         self.refused(USAGE, "verify", checkpoint, "--layer", 0, "--input", tokens, "--capacity", TOKENS - 1, says=("--capacity",))

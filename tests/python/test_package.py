@@ -369,7 +369,13 @@ def test_reports(examples):
     info = monomoe.Checkpoint(examples / "tiny-moe-nvfp4").layer_info(0)
     assert (info.format, info.hidden, info.num_experts, info.topk, info.has_router) == ("nvfp4", 256, 32, 4, True)
     assert monomoe.verify(examples / "tiny-moe-nvfp4")["ok"] is True
-    assert monomoe.inspect(examples / "tiny-moe-nvfp4", 0)["layers"][0]["format"] == "nvfp4"
+    assert monomoe.verify(examples / "tiny-moe-nvfp4", values=False)["values_read"] is False
+    (layer,) = monomoe.inspect(examples / "tiny-moe-nvfp4", 0)["layers"]
+    assert layer["format"] == "nvfp4" and "conversion" not in layer["matrices"][0]
+    (layer,) = monomoe.inspect(examples / "tiny-moe-nvfp4", 0, costs=True)["layers"]
+    assert layer["matrices"][0]["conversion"] in ("exact", "rounded")
+    with pytest.raises(monomoe.UsageError, match="costs is a builtins.int, wanted a bool"):
+        monomoe.inspect(examples / "tiny-moe-nvfp4", costs=1)
     report = monomoe.plan("fp8", hidden=4096, intermediate=2048, experts=256, topk=6, ranks=8, capacity=8192)
     assert report["legal"] is True and report["bytes_per_rank"]["weights"] > 0
     assert monomoe.plan("fp8", hidden=100, intermediate=2048, experts=256, topk=6)["legal"] is False

@@ -76,13 +76,13 @@ TEST_F(CheckpointMessages, ASharedExpertThatCannotRunIsToldBesideALayerThatCan) 
   monomoe_context_destroy(context);
 
   char* text = nullptr;
-  ASSERT_EQ(monomoe_checkpoint_inspect(dir_.path().c_str(), 0, &text), MONOMOE_OK);
+  ASSERT_EQ(monomoe_checkpoint_inspect(dir_.path().c_str(), 0, 1, &text), MONOMOE_OK);
   const Json layer = Json::parse(text)["layers"][0];
   monomoe_free_text(text);
   EXPECT_EQ(layer["usable"], true);
   EXPECT_EQ(layer["router"]["usable"], true);
   EXPECT_EQ(layer["shared_expert"]["usable"], false);
-  ASSERT_EQ(monomoe_checkpoint_verify(dir_.path().c_str(), 0, &text), MONOMOE_OK);
+  ASSERT_EQ(monomoe_checkpoint_verify(dir_.path().c_str(), 0, 1, &text), MONOMOE_OK);
   const Json report = Json::parse(text);
   monomoe_free_text(text);
   EXPECT_EQ(report["ok"], true);

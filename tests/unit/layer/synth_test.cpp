@@ -51,7 +51,7 @@ monomoe_synth_options options_for(const char* geometry, monomoe_format format) {
 
 nlohmann::json verified(const std::string& directory) {
   char* json = nullptr;
-  EXPECT_EQ(monomoe_checkpoint_verify(directory.c_str(), -1, &json), MONOMOE_OK) << monomoe_last_error();
+  EXPECT_EQ(monomoe_checkpoint_verify(directory.c_str(), -1, 1, &json), MONOMOE_OK) << monomoe_last_error();
   const auto report = nlohmann::json::parse(json);
   monomoe_free_text(json);
   return report;

@@ -1,6 +1,7 @@
 // verify, inspect and verify_case: what holds is reported as holding, and each kind of damage is found and named.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -118,9 +119,9 @@ class VerifyCheckpoint : public ::testing::Test {
   }
   void TearDown() override { fs::remove_all(root_); }
 
-  Json verified() const {
+  Json verified(int32_t read_values = 1) const {
     char* text = nullptr;
-    EXPECT_EQ(monomoe_checkpoint_verify(directory_.c_str(), -1, &text), MONOMOE_OK) << monomoe_last_error();
+    EXPECT_EQ(monomoe_checkpoint_verify(directory_.c_str(), -1, read_values, &text), MONOMOE_OK) << monomoe_last_error();
     const Json report = Json::parse(text);
     monomoe_free_text(text);
     return report;
@@ -162,6 +163,9 @@ TEST_F(VerifyCheckpoint, ListsEveryBadValueWithTensorAndFile) {
   EXPECT_EQ(report["problems"][0]["file"], "model-00001-of-00001.safetensors");
   EXPECT_NE(report["problems"][0]["what"].get<std::string>().find("row 1, column 3"), std::string::npos) << report.dump(2);
   EXPECT_EQ(report["problems"][1]["tensor"], down);
+  EXPECT_EQ(report["values_read"], true);
+  EXPECT_EQ(verified(0)["ok"], true);  // of the structure nothing is wrong
+  EXPECT_EQ(verified(0)["values_read"], false);
   // The layer is refused although no token would need the bad expert.
   monomoe_checkpoint* checkpoint = nullptr;
   monomoe_context* context = nullptr;
@@ -183,9 +187,59 @@ TEST_F(VerifyCheckpoint, AMissingShardIsAProblem) {
   EXPECT_NE(report["problems"].dump().find("model-00001-of-00001.safetensors"), std::string::npos);
 }
 
+TEST_F(VerifyCheckpoint, StructureAloneTellsWhatHeadersSay) {
+  char* text = nullptr;
+  ASSERT_EQ(monomoe_checkpoint_inspect(directory_.c_str(), -1, 0, &text), MONOMOE_OK) << monomoe_last_error();
+  const Json all = Json::parse(text);
+  monomoe_free_text(text);
+  EXPECT_EQ(all["values_read"], false);
+  const Json& layer = all["layers"][0];
+  EXPECT_EQ(layer["usable"], true);
+  EXPECT_EQ(layer["format"], "nvfp4");
+  EXPECT_EQ(layer["num_matrices"], 6);
+  EXPECT_FALSE(layer.contains("matrices"));
+  EXPECT_TRUE(layer["notes"].empty()) << layer["notes"];  // none about global scales, which were not read
+  ASSERT_EQ(monomoe_checkpoint_inspect(directory_.c_str(), 0, 0, &text), MONOMOE_OK) << monomoe_last_error();
+  const Json one = Json::parse(text);
+  monomoe_free_text(text);
+  ASSERT_EQ(one["layers"][0]["matrices"].size(), 6u);
+  EXPECT_EQ(one["layers"][0]["matrices"][2]["rows"], 4096);
+  EXPECT_EQ(one["layers"][0]["matrices"][2]["cols"], 1536);
+  EXPECT_FALSE(one["layers"][0]["matrices"][2].contains("conversion"));
+  text = nullptr;
+  EXPECT_EQ(monomoe_checkpoint_inspect(directory_.c_str(), 0, 2, &text), MONOMOE_USAGE);
+  EXPECT_EQ(monomoe_checkpoint_verify(directory_.c_str(), 0, -1, &text), MONOMOE_USAGE);
+  EXPECT_NE(std::string(monomoe_last_error()).find("read_values is -1, wanted 0 or 1"), std::string::npos) << monomoe_last_error();
+}
+
+TEST_F(VerifyCheckpoint, AFileWrittenToMeanwhileIsRefused) {
+  monomoe_checkpoint* checkpoint = nullptr;
+  monomoe_context* context = nullptr;
+  const monomoe_context_options options = two_threads();
+  ASSERT_EQ(monomoe_checkpoint_open(directory_.c_str(), &checkpoint), MONOMOE_OK);
+  ASSERT_EQ(monomoe_context_create(&options, &context), MONOMOE_OK);
+  const std::string shard = directory_ + "/model-00001-of-00001.safetensors";
+  const auto before = fs::last_write_time(shard);
+  monomoe_weights* weights = nullptr;
+  ASSERT_EQ(monomoe_checkpoint_weights(context, checkpoint, 0, nullptr, -1, &weights), MONOMOE_OK) << monomoe_last_error();
+  monomoe_weights_destroy(weights);
+  weights = nullptr;
+  fs::last_write_time(shard, before + std::chrono::seconds(5));
+  EXPECT_EQ(monomoe_checkpoint_weights(context, checkpoint, 0, nullptr, -1, &weights), MONOMOE_BAD_INPUT);
+  EXPECT_EQ(weights, nullptr);
+  EXPECT_NE(std::string(monomoe_last_error()).find(shard + ": was written to while it was read"), std::string::npos) << monomoe_last_error();
+  // Another file under its name is no change: the map keeps the old one.
+  fs::copy_file(shard, shard + ".new");
+  fs::rename(shard + ".new", shard);
+  EXPECT_EQ(monomoe_checkpoint_weights(context, checkpoint, 0, nullptr, -1, &weights), MONOMOE_OK) << monomoe_last_error();
+  monomoe_weights_destroy(weights);
+  monomoe_context_destroy(context);
+  monomoe_checkpoint_close(checkpoint);
+}
+
 TEST_F(VerifyCheckpoint, InspectStatesTheConversionOfEachMatrix) {
   char* text = nullptr;
-  ASSERT_EQ(monomoe_checkpoint_inspect(directory_.c_str(), -1, &text), MONOMOE_OK) << monomoe_last_error();
+  ASSERT_EQ(monomoe_checkpoint_inspect(directory_.c_str(), -1, 1, &text), MONOMOE_OK) << monomoe_last_error();
   const Json report = Json::parse(text);
   monomoe_free_text(text);
   ASSERT_EQ(report["layers"].size(), 1u);
@@ -201,7 +255,7 @@ TEST_F(VerifyCheckpoint, InspectStatesTheConversionOfEachMatrix) {
   EXPECT_LT(layer["matrices"][0]["worst_relative_error"].get<double>(), 0.0626);
   EXPECT_EQ(layer["matrices"][0]["weights"], 1536 * 4096);
   text = nullptr;
-  EXPECT_EQ(monomoe_checkpoint_inspect(directory_.c_str(), 3, &text), MONOMOE_USAGE);
+  EXPECT_EQ(monomoe_checkpoint_inspect(directory_.c_str(), 3, 0, &text), MONOMOE_USAGE);
   EXPECT_EQ(text, nullptr);
 }
 

@@ -49,6 +49,11 @@ TEST(Config, ScoringFollowsTheModelWhereItIsNotStated) {
   EXPECT_EQ(parsed(R"({"model_type":"deepseek_v4"})").scoring, Scoring::kSqrtSoftplus);
   EXPECT_EQ(parsed(R"({"model_type":"qwen3_moe"})").scoring, Scoring::kSoftmax);
   EXPECT_EQ(parsed(R"({"model_type":"qwen3_moe","scoring_func":"sigmoid"})").scoring, Scoring::kSigmoid);
+  // A multimodal model's own type stands outside, its language model's inside.
+  const ModelConfig inner = parsed(R"({"model_type":"qwen3_5_moe","text_config":{"model_type":"qwen3_5_moe_text"}})");
+  EXPECT_EQ(inner.model_type, "qwen3_5_moe");
+  EXPECT_EQ(inner.scoring, Scoring::kSoftmax);
+  EXPECT_EQ(inner.norm_topk_prob, true);
   EXPECT_FALSE(parsed(R"({"model_type":"something"})").scoring.has_value());
   expect_error(parse_model_config(R"({"scoring_func":"tanh"})", "config.json"), {"config.json", "scoring_func", "tanh", "softmax"});
 }

@@ -1,6 +1,9 @@
 // Files map whole; what cannot be mapped says which file and why.
 #include "weights/mapped_file.hpp"
 
+#include <chrono>
+#include <filesystem>
+
 #include "unit/weights/checkpoint_builder.hpp"
 
 namespace monomoe {
@@ -26,6 +29,23 @@ TEST(MappedFile, MovesKeepTheMap) {
   a = MappedFile::open(dir.file("b")).take();
   EXPECT_EQ(a.bytes().size(), 6u);
   EXPECT_EQ(a.bytes()[0], 'w');
+}
+
+TEST(MappedFile, TellsWhatWasWrittenToAndNotWhatWasReplaced) {
+  TempDir dir;
+  dir.write("a", "hello");
+  dir.write("b", "hello");
+  const MappedFile a = MappedFile::open(dir.file("a")).take(), b = MappedFile::open(dir.file("b")).take();
+  EXPECT_EQ(a.changed(), "");
+  dir.write("a", "longer than before");
+  EXPECT_EQ(a.changed(), "had 5 bytes when it was opened and has 18 now");
+  dir.write("c", "other bytes");
+  std::filesystem::rename(dir.file("c"), dir.file("b"));
+  EXPECT_EQ(b.changed(), "");
+  EXPECT_EQ(b.bytes()[0], 'h');
+  const MappedFile again = MappedFile::open(dir.file("b")).take();
+  std::filesystem::last_write_time(dir.file("b"), std::filesystem::last_write_time(dir.file("b")) + std::chrono::seconds(1));
+  EXPECT_EQ(again.changed(), "was written to while it was read");
 }
 
 TEST(MappedFile, AnEmptyFileHasNoBytes) {

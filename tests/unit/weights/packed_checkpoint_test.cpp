@@ -104,6 +104,40 @@ TEST(PackedCheckpoint, ADamagedByteIsFoundWhenLoading) {
   expect_error(packed.load(), {"2 problems", "experts.1.packed", "shared_experts.packed", "checksum", "damaged"});
 }
 
+// A router beside packed experts, as pack writes it.
+void add_router(PackedDir& packed) {
+  const Bytes weight(3 * 256 * 2, 0x3c), bias(3 * 4);
+  packed.builder.add("layers.2.ffn.gate.weight", DType::BF16, {3, 256}, weight);
+  packed.builder.add("layers.2.ffn.gate.bias", DType::F32, {3}, bias);
+  packed.manifest.layers["2"].tensor_checksums = {{"layers.2.ffn.gate.weight", checksum_text(weight)}, {"layers.2.ffn.gate.bias", checksum_text(bias)}};
+}
+
+TEST(PackedCheckpoint, TheRouterIsUnderAChecksumToo) {
+  {
+    PackedDir packed;
+    add_router(packed);
+    EXPECT_TRUE(packed.load().ok());
+  }
+  {
+    PackedDir packed;
+    add_router(packed);
+    packed.builder.tensors["layers.2.ffn.gate.weight"].data[700] ^= 1;
+    expect_error(packed.load(), {"1 problem", "gate.weight", "checksum", "damaged"});
+  }
+  {
+    PackedDir packed;
+    add_router(packed);
+    packed.builder.tensors.erase("layers.2.ffn.gate.bias");
+    expect_error(packed.load(), {"1 problem", "missing: \"layers.2.ffn.gate.bias\""});
+  }
+  {
+    PackedDir packed;
+    add_router(packed);
+    packed.manifest.layers["2"].tensor_checksums.erase("layers.2.ffn.gate.bias");
+    expect_error(packed.load(), {"1 problem", "gate.bias", "states no checksum of it", "pack the checkpoint again"});
+  }
+}
+
 TEST(PackedCheckpoint, WhatIsMissingOrOfAnotherSizeIsNamed) {
   {
     PackedDir packed;
@@ -153,7 +187,7 @@ TEST(PackedManifest, RefusesOtherVersionsAndWrongFields) {
     EXPECT_NE(at, std::string::npos) << old;
     return parse_packed_manifest(out.replace(at, old.size(), now), "m");
   };
-  expect_error(changed("\"monomoe_packed\": 2", "\"monomoe_packed\": 1"), {"version 1", "reads version 2", "pack the checkpoint again"});
+  expect_error(changed("\"monomoe_packed\": 3", "\"monomoe_packed\": 2"), {"version 2", "reads version 3", "pack the checkpoint again"});
   expect_error(changed("\"layout\": 1", "\"layout\": 7"), {"layout 7", "layout 1"});
   expect_error(changed("\"hidden\": 256", "\"hidden\": 0"), {"layer 2", "\"hidden\" is 0"});
   expect_error(changed("\"hidden\": 256", "\"hidden\": -256"), {"layer 2", "\"hidden\""});
@@ -186,6 +220,7 @@ TEST(PackedManifest, AChangedFieldOfALayerIsFound) {
   damaged(packed.manifest.layers["2"].checksums[1], packed.manifest.layers["2"].checksums[0]);
   damaged(packed.manifest.layers["2"].shared_checksum, packed.manifest.layers["2"].checksums[0]);
   damaged("\"prefix\"", "\"more\": 1, \"prefix\"");
+  damaged("\"tensors\": {}", "\"tensors\": {\"layers.2.ffn.gate.weight\": \"0\"}");
 }
 
 TEST(PackedCheckpoint, AWrongSizeInsideThePaddingIsRefused) {

@@ -88,6 +88,26 @@ TEST(TensorSet, ADamagedShardIsListedBesideMissingOnes) {
   expect_error(TensorSet::open(dir.path()), {"bad.safetensors", "has 5 bytes", "gone.safetensors: the file is missing"});
 }
 
+TEST(TensorSet, KeepsGoingWithWhatIsSoundWhenAsked) {
+  TempDir dir;
+  shard(dir, "a.safetensors", {{"x", 1}});
+  dir.write("bad.safetensors", "short");
+  index(dir, R"({"x":"a.safetensors","y":"bad.safetensors","z":"gone.safetensors","w":"a.safetensors"})");
+  const Result<TensorSet> set = TensorSet::open(dir.path(), {.max_problems = 100, .keep_going = true});
+  ASSERT_TRUE(set.ok()) << set.error().message;
+  EXPECT_EQ(set.value().problems().count(), 5) << set.value().problems().text();  // two files, three tensors
+  EXPECT_EQ(set.value().absent(), (std::vector<std::string>{"w", "y", "z"}));
+  EXPECT_EQ(set.value().find("x").entry->data[0], 1);
+  EXPECT_EQ(set.value().find("y").entry, nullptr);
+  // Without an index that can be read the shards are still looked at.
+  dir.write(kIndexFileName, "{");
+  const Result<TensorSet> all = TensorSet::open(dir.path(), {.keep_going = true});
+  ASSERT_TRUE(all.ok()) << all.error().message;
+  EXPECT_EQ(all.value().problems().count(), 2) << all.value().problems().text();
+  EXPECT_FALSE(all.value().has_index());
+  EXPECT_NE(all.value().find("x").entry, nullptr);
+}
+
 TEST(TensorSet, AHostileIndexIsRefused) {
   TempDir dir;
   shard(dir, "a.safetensors", {{"x", 1}});
