@@ -90,7 +90,7 @@ std::string bytes_text(double bytes) {
 }
 
 std::string seconds_text(double seconds) {
-  if (seconds < 1e-3) return fmt::format("{:.0f} us", seconds * 1e6);
+  if (seconds < 1e-3) return fmt::format("{:.{}f} us", seconds * 1e6, seconds == 0 || seconds >= 1e-4 ? 0 : seconds >= 1e-5 ? 1 : 2);
   if (seconds < 1) return fmt::format("{:.1f} ms", seconds * 1e3);
   return fmt::format("{:.2f} s", seconds);
 }

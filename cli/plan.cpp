@@ -1,4 +1,4 @@
-// plan: is this problem legal, and what memory does each rank need.
+// plan: is this problem legal, what memory does each rank need, and how long does a layer take.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -126,15 +126,18 @@ Json times_of(const monomoe_problem& problem, const std::vector<int64_t>& tokens
   return times;
 }
 
-std::string least_times_text(const Json& times) {
-  std::string text = "least time of a layer (what it must read, multiply and send; uniform routing)\n  tokens a rank  experts touched";
+std::string plan_times_text(const Json& times) {
+  std::string text =
+      "time of a layer (uniform routing): expected, and in brackets the least that reading, multiplying and sending allow\n"
+      "  tokens a rank  experts touched";
   for (const Json& gpu : times.empty() ? Json::array() : times[0]["gpus"])
-    text += fmt::format("  {:>22}", gpu["gpu"].get<std::string>() + (gpu["measured_rates"].get<bool>() ? "" : " (predicted)"));
+    text += fmt::format("  {:>30}", gpu["gpu"].get<std::string>() + (gpu["measured_rates"].get<bool>() ? "" : " (predicted)"));
   text += "\n";
   for (const Json& time : times) {
     text += fmt::format("  {:>13}  {:>15.1f}", time["tokens"].get<int64_t>(), time["touched_experts"].get<double>());
     for (const Json& gpu : time["gpus"])
-      text += fmt::format("  {:>13} {:<8}", seconds_text(gpu["bound_seconds"].get<double>()), gpu["bound_by"].get<std::string>());
+      text += fmt::format("  {:>30}", fmt::format("{} ({} {})", seconds_text(gpu["expected_seconds"].get<double>()),
+                                                  seconds_text(gpu["bound_seconds"].get<double>()), gpu["bound_by"].get<std::string>()));
     text += "\n";
   }
   return text;
@@ -159,7 +162,7 @@ ExitCode plan(const PlanOptions& options) {
     print_json(all);
   } else {
     print((options.directory.empty() ? "" : fmt::format("{}, layer {}\n", options.directory, layer)) + plan_text(problem, report) +
-          (report.value("legal", false) ? fmt::format("launch\n  {}\n{}", kLaunch, least_times_text(times)) : ""));
+          (report.value("legal", false) ? fmt::format("launch\n  {}\n{}", kLaunch, plan_times_text(times)) : ""));
   }
   return report.value("legal", false) ? ExitCode::kOk : ExitCode::kCheckFailed;
 }
@@ -168,7 +171,7 @@ ExitCode plan(const PlanOptions& options) {
 
 Command add_plan(CLI::App& app) {
   auto options = std::make_shared<PlanOptions>();
-  CLI::App* parser = app.add_subcommand("plan", "Is a problem legal, what memory does each rank need, and what is the least time of a layer");
+  CLI::App* parser = app.add_subcommand("plan", "Is a problem legal, what memory does each rank need, and how long does a layer take");
   CLI::Option* directory = parser->add_option("DIR", options->directory, "checkpoint directory that says the geometry; options override it");
   parser->add_option("--layer", options->layer, "layer of DIR [the first MoE layer]")->check(CLI::Range(0, 1 << 20))->needs(directory);
   parser->add_option("--hidden", options->hidden, "channels of a token");
@@ -177,7 +180,7 @@ Command add_plan(CLI::App& app) {
   parser->add_option("--topk", options->topk, "slots of a token");
   parser->add_option("--ranks", options->ranks, "ranks [1]");
   parser->add_option("--capacity", options->capacity, "most tokens a rank may bring in one call [1024]");
-  parser->add_option("--tokens", options->tokens, "tokens of each rank for which to tell the least time, a,b,.. [1,8,64,.. up to the capacity]");
+  parser->add_option("--tokens", options->tokens, "tokens of each rank for which to tell the time, a,b,.. [1,8,64,.. up to the capacity]");
   parser->add_option("--weights", options->weights, "fp8, nvfp4 or mxfp4")->check(CLI::IsMember({"fp8", "nvfp4", "mxfp4"}));
   parser->add_flag("--json", options->json, "report as JSON on standard output");
   parser->footer("Exit code 1 when the problem is not legal.\nExample:\n"

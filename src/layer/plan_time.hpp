@@ -1,4 +1,5 @@
-// What a layer's time cannot be below on a GPU: the bytes it must read, the products it must make, the rows it must send.
+// What a layer's time cannot be below on a GPU: the bytes it must read, the products it must make, the rows it must send. And what it will
+// be, from what the fused kernel was measured to add.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,7 @@ struct LayerTime {
   double read_seconds = 0, product_seconds = 0, link_seconds = 0;
   double bound_seconds = 0;   // the largest of the three: everything else hidden behind it
   const char* bound_by = "";  // "read", "products" or "link"
+  double expected_seconds = 0;  // 0 without tokens
 };
 
 // tokens: of each rank; the fullest rank of an even placement.

@@ -52,9 +52,32 @@ TEST(PlanTime, FewTokensAreBoundByReading) {
   EXPECT_NEAR(all.bound_seconds, 110e-6, 4e-6);
 }
 
+// A few of the figures that the constants were fitted to: one rank's work on an H200, in us.
+TEST(PlanTime, ExpectedTimesAreNearWhatWasMeasured) {
+  const struct {
+    WeightFormat format;
+    int64_t tokens;
+    double us;
+  } measured[] = {{WeightFormat::kNvfp4, 1, 95},  {WeightFormat::kNvfp4, 8, 162}, {WeightFormat::kNvfp4, 64, 202}, {WeightFormat::kNvfp4, 512, 441},
+                  {WeightFormat::kNvfp4, 4096, 1932}, {WeightFormat::kFp8, 1, 94},    {WeightFormat::kFp8, 8, 192},    {WeightFormat::kFp8, 64, 234},
+                  {WeightFormat::kFp8, 512, 402}, {WeightFormat::kFp8, 4096, 1734}};
+  for (const auto& row : measured) {
+    Problem rank = flash(1);
+    rank.experts = 32;
+    rank.weights = row.format;
+    const LayerTime time = layer_time(rank, row.tokens, h200());
+    EXPECT_NEAR(time.expected_seconds, row.us * 1e-6, 0.21 * row.us * 1e-6) << row.tokens;
+    EXPECT_GT(time.expected_seconds, time.bound_seconds);
+  }
+  Problem mxfp4 = flash(8);
+  mxfp4.weights = WeightFormat::kMxfp4;
+  EXPECT_EQ(layer_time(mxfp4, 64, h200()).expected_seconds, layer_time(flash(8), 64, h200()).expected_seconds);  // the same bytes, the same code
+}
+
 TEST(PlanTime, NoTokensTakeNothing) {
   const LayerTime none = layer_time(flash(8), 0, h200());
   EXPECT_EQ(none.bound_seconds, 0);
+  EXPECT_EQ(none.expected_seconds, 0);
 }
 
 TEST(PlanTime, TheReportNamesEveryGpuAndRefusesTooManyTokens) {
