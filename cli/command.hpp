@@ -26,5 +26,6 @@ Command add_synth(CLI::App& app);
 Command add_doctor(CLI::App& app);
 Command add_demo(CLI::App& app);
 Command add_completion(CLI::App& app);
+Command add_manual(CLI::App& app);
 
 }  // namespace monomoe::cli

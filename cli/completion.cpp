@@ -43,17 +43,20 @@ std::string script(const CLI::App& app) {
                                option->get_lnames().front(), words);
     }
   }
+  // File names are left to the shell's own completion (-o default), which knows how to quote them. bash splits --to=x at the "=".
   return fmt::format(
       "# bash: source <(monomoe completion)   zsh: autoload bashcompinit && bashcompinit first\n"
       "_monomoe() {{\n"
-      "  local word=\"${{COMP_WORDS[COMP_CWORD]}}\" before=\"${{COMP_WORDS[COMP_CWORD - 1]}}\" command=\"${{COMP_WORDS[1]}}\" words=\"\"\n"
+      "  local at=$COMP_CWORD command=\"${{COMP_WORDS[1]}}\" words=\"\"\n"
+      "  local word=\"${{COMP_WORDS[at]}}\" before=\"${{COMP_WORDS[at - 1]}}\"\n"
       "  COMPREPLY=()\n"
-      "  if [ \"$COMP_CWORD\" -eq 1 ]; then COMPREPLY=($(compgen -W \"{} --help --version\" -- \"$word\")); return; fi\n"
+      "  if [ \"$at\" -eq 1 ]; then COMPREPLY=($(compgen -W \"{} --help --version\" -- \"$word\")); return; fi\n"
+      "  if [ \"$word\" = = ]; then word=\"\"; elif [ \"$before\" = = ]; then before=\"${{COMP_WORDS[at - 2]}}\"; fi\n"
       "  case \"$command:$before\" in\n{}  esac\n"
       "  case \"$command\" in\n{}  esac\n"
-      "  case \"$word\" in -*) COMPREPLY=($(compgen -W \"$words\" -- \"$word\")) ;; *) COMPREPLY=($(compgen -f -- \"$word\")) ;; esac\n"
+      "  case \"$word\" in -*) COMPREPLY=($(compgen -W \"$words\" -- \"$word\")) ;; esac\n"
       "}}\n"
-      "complete -o filenames -F _monomoe monomoe\n",
+      "complete -o default -F _monomoe monomoe\n",
       commands, choices, options);
 }
 

@@ -76,7 +76,7 @@ ExitCode run_selected(int argc, char** argv) {
   app.footer(kExitCodes);
   const std::vector<Command> commands = {add_run(app),  add_verify(app), add_inspect(app), add_plan(app),
                                          add_bench(app), add_pack(app), add_synth(app), add_doctor(app),
-                                         add_demo(app), add_completion(app)};
+                                         add_demo(app), add_completion(app), add_manual(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -5,6 +5,10 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(version_script ${CMAKE_CURRENT_LIST_DIR}/exports.map)
+# The soname is the version of the ABI: a program never gets a library whose structs or functions differ from those it was built with.
+file(STRINGS ${CMAKE_SOURCE_DIR}/include/monomoe/monomoe.h abi_version REGEX "^#define MONOMOE_ABI_VERSION ")
+string(REGEX MATCH "[0-9]+" abi_version "${abi_version}")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/include/monomoe/monomoe.h)
 file(WRITE ${CMAKE_BINARY_DIR}/empty.c "typedef int monomoe_shared_library;\n")
 # Not named monomoe: that name belongs to the command-line program's file. Its users see monomoe::monomoe.
 add_library(monomoe_shared SHARED ${CMAKE_BINARY_DIR}/empty.c)
@@ -14,7 +18,7 @@ if(NOT MONOMOE_SANITIZE)  # a sanitizer's own symbols come from the program
   target_link_options(monomoe_shared PRIVATE -Wl,-z,defs)
 endif()
 target_include_directories(monomoe_shared INTERFACE $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-set_target_properties(monomoe_shared PROPERTIES OUTPUT_NAME monomoe EXPORT_NAME monomoe VERSION ${PROJECT_VERSION} SOVERSION 0
+set_target_properties(monomoe_shared PROPERTIES OUTPUT_NAME monomoe EXPORT_NAME monomoe VERSION ${PROJECT_VERSION} SOVERSION ${abi_version}
                       LINKER_LANGUAGE CXX LINK_DEPENDS ${version_script})
 add_library(monomoe::monomoe ALIAS monomoe_shared)
 target_link_libraries(monomoe_core PUBLIC ${CMAKE_DL_LIBS})

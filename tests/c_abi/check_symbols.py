@@ -1,6 +1,6 @@
-"""The shared library exports the functions that the public headers declare, and nothing else.
+"""The shared library exports the functions that the public headers declare, and nothing else; its soname is the headers' ABI version.
 
-Usage: check_symbols.py NM LIBRARY HEADER...
+Usage: check_symbols.py NM READELF LIBRARY HEADER...
 """
 
 from __future__ import annotations
@@ -23,8 +23,20 @@ def declared(headers: list[str]) -> set[str]:
     return set(re.findall(r"^MONOMOE_API\b[^;(]*?\b(monomoe_\w+)\(", text, re.MULTILINE))
 
 
+def check_soname(readelf: str, library: str, headers: list[str]) -> bool:
+    """libmonomoe.so.N, where N is MONOMOE_ABI_VERSION: a program built with other structs does not load it."""
+    version = re.search(r"^#define MONOMOE_ABI_VERSION (\d+)$", "\n".join(Path(header).read_text(encoding="utf-8") for header in headers), re.MULTILINE)
+    listing = subprocess.run([readelf, "-d", library], check=True, capture_output=True, text=True).stdout
+    soname = re.search(r"\(SONAME\).*\[(.*)\]", listing)
+    want = f"libmonomoe.so.{version.group(1)}" if version else "a version in the headers"
+    if soname and soname.group(1) == want:
+        return True
+    print(f"the soname is {soname.group(1) if soname else 'missing'}, wanted {want}")
+    return False
+
+
 def main() -> int:
-    nm, library, *headers = sys.argv[1:]
+    nm, readelf, library, *headers = sys.argv[1:]
     have, want = exported(nm, library), declared(headers)
     if len(want) < 30:
         print(f"only {len(want)} declarations found in {headers}: the pattern no longer fits the headers")
@@ -33,7 +45,7 @@ def main() -> int:
         print(f"exported but in no header: {name}")
     for name in sorted(want - have):
         print(f"declared but not exported: {name}")
-    return 0 if have == want else 1
+    return 0 if check_soname(readelf, library, headers) and have == want else 1
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-# Installs the library into a fresh prefix, then configures, builds and runs examples/cpp against it with find_package(monomoe).
-# Wants BUILD_DIR, SOURCE_DIR, WORK_DIR, GENERATOR, C_COMPILER, CXX_COMPILER.
+# Installs the library into a fresh prefix, then configures, builds and runs examples/cpp against it with find_package(monomoe), and installs the
+# program with its pages. Wants BUILD_DIR, SOURCE_DIR, WORK_DIR, GENERATOR, C_COMPILER, CXX_COMPILER, CHECKPOINT (a directory with layer 0), PROGRAM.
 file(REMOVE_RECURSE ${WORK_DIR})
 function(run)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
@@ -16,6 +16,25 @@ run(${CMAKE_COMMAND} --build ${WORK_DIR}/build)
 run(${WORK_DIR}/build/minimal)
 if(NOT output MATCHES "y\\[0\\] = 0.7305")
   message(FATAL_ERROR "minimal printed: ${output}")
+endif()
+run(${WORK_DIR}/build/forward ${CHECKPOINT} 0)
+if(NOT output MATCHES "y\\[0\\]\\[0\\] = 0x[0-9a-f]+")
+  message(FATAL_ERROR "forward printed: ${output}")
+endif()
+run(${WORK_DIR}/build/processes)
+if(NOT output MATCHES "rank 1: y\\[0\\] = 0.7305")
+  message(FATAL_ERROR "processes printed: ${output}")
+endif()
+
+if(PROGRAM)
+  run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${WORK_DIR}/prefix --component program)
+  run(${WORK_DIR}/prefix/bin/monomoe verify ${CHECKPOINT} --structure)
+  run(${WORK_DIR}/prefix/bin/monomoe manual)
+  file(READ ${WORK_DIR}/prefix/share/man/man1/monomoe.1 page)
+  if(NOT page STREQUAL output)
+    message(FATAL_ERROR "the installed manual page is not what the program writes")
+  endif()
+  run(bash -c "source ${WORK_DIR}/prefix/share/bash-completion/completions/monomoe && complete -p monomoe")
 endif()
 
 # The same with pkg-config, where it is installed.

@@ -1,6 +1,8 @@
 """The other commands: help and version, plan, inspect, synth, doctor, demo."""
 
 import json
+import os
+import pty
 import re
 import shutil
 import subprocess
@@ -8,7 +10,7 @@ import unittest
 
 from support import BAD_INPUT, CHECK_FAILED, CONFIG, EXAMPLES, EXPERTS, HIDDEN, USAGE, CliTest, layer_tensors, read_file, write_checkpoint
 
-COMMANDS = ("run", "verify", "inspect", "plan", "bench", "pack", "synth", "doctor", "demo", "completion")
+COMMANDS = ("run", "verify", "inspect", "plan", "bench", "pack", "synth", "doctor", "demo", "completion", "manual")
 PLAN = ["plan", "--hidden", 4096, "--intermediate", 2048, "--experts", 256, "--topk", 6, "--ranks", 8, "--capacity", 512, "--weights"]
 
 
@@ -72,8 +74,14 @@ class Plan(CliTest):
         self.assertEqual(list(by_gpu), ["H100", "H200", "H20"])
         self.assertLess(by_gpu["H200"]["bound_seconds"], by_gpu["H20"]["bound_seconds"])
         text = self.good("plan", *geometry, "--tokens", "64")
-        for word in ("least time", "H20 (predicted)", "launch", "persistent"):
+        for word in ("time of a layer", "H20 (predicted)", "launch", "persistent"):
             self.assertIn(word, text)
+        for gpu in by_gpu.values():
+            self.assertGreater(gpu["expected_seconds"], gpu["bound_seconds"])
+        # Small times keep their digits.
+        small = self.good("plan", "--hidden", 256, "--intermediate", 128, "--experts", 4, "--topk", 1, "--weights", "mxfp4", "--tokens", "1")
+        self.assertRegex(small, r"\(0\.\d\d us read\)")
+        self.assertNotIn("(0 us", small)
         self.assertEqual([time["tokens"] for time in json.loads(self.good("plan", *geometry, "--capacity", 100, "--json"))["times"]], [1, 8, 64, 100])
         for tokens in ("5,x", " 1", "1 ", "1, 2", "1,"):
             self.refused(USAGE, "plan", *geometry, "--tokens", tokens, says=(f"--tokens {tokens}: ", "must be a number"))
@@ -86,19 +94,34 @@ class Plan(CliTest):
 
 
 class Inspect(CliTest):
-    def test_json(self):
-        report = json.loads(self.good("inspect", self.checkpoint("nvfp4"), "--json"))
+    def test_costs(self):
+        report = json.loads(self.good("inspect", self.checkpoint("nvfp4"), "--costs", "--json"))
         (layer,) = report["layers"]
         self.assertEqual((layer["format"], layer["hidden"], layer["experts"]), ("nvfp4", HIDDEN, EXPERTS))
         experts = [matrix for matrix in layer["matrices"] if ".experts." in matrix["tensor"]]
         self.assertEqual(len(experts), 3 * EXPERTS)
         self.assertTrue(all(matrix["conversion"] in ("exact", "rounded") for matrix in experts))
 
+    def test_weights_are_read_on_request_only(self):
+        checkpoint = self.checkpoint("nvfp4")
+        report = json.loads(self.good("inspect", checkpoint, "--json"))
+        self.assertFalse(report["values_read"])
+        (layer,) = report["layers"]
+        self.assertEqual((layer["format"], layer["hidden"], layer["experts"], layer["num_matrices"]), ("nvfp4", HIDDEN, EXPERTS, 3 * EXPERTS + 3))
+        self.assertNotIn("matrices", layer)
+        (layer,) = json.loads(self.good("inspect", checkpoint, "--layer", 0, "--json"))["layers"]
+        self.assertEqual(len(layer["matrices"]), layer["num_matrices"])
+        self.assertEqual({key for matrix in layer["matrices"] for key in matrix}, {"tensor", "format", "rows", "cols"})
+        self.assertIn("weights were not read", self.good("inspect", checkpoint))
+        self.assertNotIn("weights were not read", self.good("inspect", checkpoint, "--costs"))
+
     def test_text(self):
         checkpoint = self.checkpoint("fp8")
         self.assertNotIn("experts.5.w2", self.good("inspect", checkpoint))
-        self.assertIn("experts.5.w2", self.good("inspect", checkpoint, "--layer", 0))
-        self.assertIn("fp8", self.good("inspect", checkpoint))
+        for options in ((), ("--costs",)):
+            self.assertIn("experts.5.w2", self.good("inspect", checkpoint, "--layer", 0, *options))
+            self.assertIn("fp8", self.good("inspect", checkpoint, *options))
+        self.assertIn("worst relative error", self.good("inspect", checkpoint, "--costs"))
 
     def test_refusals(self):
         self.refused(USAGE, "inspect")
@@ -152,7 +175,7 @@ class Documented(CliTest):
 
     def test_every_option_is_in_the_docs_and_the_other_way_round(self):
         docs = (EXAMPLES.parent / "docs" / "command-line.md").read_text()
-        for command in COMMANDS[:-1]:
+        for command in COMMANDS[:-2]:
             section = re.search(rf"^## {command}$(.*?)(?=^## |\Z)", docs, re.MULTILINE | re.DOTALL).group(1)
             documented = set(re.findall(r"--[a-z][a-z-]+", section))
             options = self.options(command) - {"--help"}
@@ -175,6 +198,65 @@ class Documented(CliTest):
         self.assertEqual(complete("monomoe", "pack", "a", "b", "--t"), ["--to", "--threads"])
         self.assertEqual(set(complete("monomoe", "pack", "a", "b", "--to", "")), {"nvfp4", "mxfp4", "fp8", "packed"})
         self.assertEqual(complete("monomoe", "run", "--backend", "cu"), ["cuda"])
+        self.assertEqual(complete("monomoe", "run", "--backend", "=", "cu"), ["cuda"])  # how bash splits --backend=cu
+        self.assertEqual(set(complete("monomoe", "pack", "a", "b", "--to", "=")), {"nvfp4", "mxfp4", "fp8", "packed"})
+        self.assertEqual(complete("monomoe", "inspect", "some"), [])  # files are the shell's own business
+
+    @unittest.skipUnless(shutil.which("bash"), "needs bash")
+    def test_completion_of_odd_file_names(self):
+        """In an interactive shell: what is completed arrives as one word, whatever is in it."""
+        script = self.folder / "completion.bash"
+        script.write_text(self.good("completion"))
+        for name in ("two words", "it's", 'a "quote"', "dollar$HOME", "semi;colon", "caf\u00e9", "-dash", "star*"):
+            folder = self.folder / "names"
+            folder.mkdir()
+            (folder / name).mkdir()
+            begin = "./-d" if name == "-dash" else name[:1]
+            said = self.interactive(folder, f"source {script}", 'monomoe() { printf "<%s>" "$@" > ../said; }', f"monomoe inspect {begin}\t")
+            self.assertIn(said, (f"<inspect><{name}/>", f"<inspect><./{name}/>"), name)
+            shutil.rmtree(folder)
+
+    def interactive(self, folder, *lines):
+        """What ../said holds after bash was typed these lines in a terminal, each when it was ready for it."""
+        (folder.parent / "said").write_text("")
+        leader, follower = pty.openpty()
+        environment = {"PATH": os.environ["PATH"], "TERM": "dumb", "HOME": str(folder.parent), "LC_ALL": "C.UTF-8", "PS1": "READY>"}
+        with subprocess.Popen(["bash", "--norc", "--noprofile", "-i"], stdin=follower, stdout=follower, stderr=follower, cwd=folder, start_new_session=True,
+                              env=environment) as shell:
+            os.close(follower)
+            seen = b""
+            for number, line in enumerate((*lines, "exit")):
+                while seen.count(b"READY>") <= number:
+                    seen += os.read(leader, 4096)
+                os.write(leader, line.encode() + b"\n")
+            try:
+                while os.read(leader, 4096):
+                    pass
+            except OSError:  # the shell has closed its end
+                pass
+            shell.wait(timeout=60)
+        os.close(leader)
+        return (folder.parent / "said").read_text()
+
+    def test_the_manual_says_what_help_says(self):
+        page = self.good("manual")
+        plain = re.sub(r"\\(.)", lambda found: {"e": "\\", "&": "", ":": ""}.get(found.group(1), found.group(1)), page)
+        self.assertTrue(re.search(r"^\.TH MONOMOE 1 ", page, re.MULTILINE))
+        for command in COMMANDS:
+            section = re.search(rf"^\.SH {command}$(.*?)(?=^\.SH )", plain, re.MULTILINE | re.DOTALL).group(1)
+            text = self.good(command, "--help")
+            for option in self.options(command):
+                self.assertRegex(section, rf"\.TP\n\.B (-h,)?{option}\b", command)
+            said = set(re.findall(r"[A-Za-z]{4,}", section))
+            helped = set(re.findall(r"[A-Za-z]{4,}", text)) - {"Usage", "Options", "OPTIONS", "Positionals", "REQUIRED", "Needs", "Excludes", "TEXT", "FLOAT", "UINT"}
+            self.assertEqual(helped - said, set(), command)
+        self.assertIn("Exit codes: 0 ok", plain)
+
+    @unittest.skipUnless(shutil.which("groff"), "needs groff")
+    def test_the_manual_is_sound_roff(self):
+        result = subprocess.run(["groff", "-man", "-Tutf8", "-ww"], input=self.good("manual"), capture_output=True, text=True, check=True)
+        self.assertEqual(result.stderr, "")
+        self.assertIn("--swiglu-limit", re.sub("\x1b\\[[0-9;]*m|.\b", "", result.stdout))
 
 
 class Doctor(CliTest):
