@@ -85,6 +85,7 @@ int main(int argc, char** argv) {
     keep_finding();
     std::_Exit(1);
   });
+  std::vector<uint8_t> damaged;
   size_t size = 0;
   for (long run = 0; run < runs; ++run) {
     if (engine() % 4 == 0) {
@@ -96,6 +97,11 @@ int main(int argc, char** argv) {
     }
     size = LLVMFuzzerCustomMutator(input.data(), size, input.size(), static_cast<unsigned>(engine()));
     run_one(input, size);
+    if (++run == runs || size == 0) continue;
+    // Making an input costs more than reading it: each is also read with one byte changed or cut off behind one.
+    damaged = input;
+    const size_t damaged_size = engine() % 2 == 0 ? engine() % size : LLVMFuzzerMutate(damaged.data(), size, damaged.size());
+    run_one(damaged, damaged_size);
   }
   std::printf("%s: %ld inputs, no finding\n", argv[0], runs);
   return 0;

@@ -171,7 +171,8 @@ void change_object(Json& node, const Vocabulary& vocabulary, Random& random, con
     return;
   }
   const std::string key = random.one_in(6) ? any_string(vocabulary, random) : std::string(random.pick(vocabulary.keys));
-  node[key] = random.one_in(2) ? donor : any_value(vocabulary, random);
+  Json value = random.one_in(2) ? Json(donor) : any_value(vocabulary, random);
+  node[key] = std::move(value);
 }
 
 void change_array(Json& node, const Vocabulary& vocabulary, Random& random, const Json& donor) {
@@ -180,9 +181,11 @@ void change_array(Json& node, const Vocabulary& vocabulary, Random& random, cons
   } else if (!node.empty() && random.one_in(3)) {
     std::swap(node[random.below(node.size())], node[random.below(node.size())]);
   } else if (random.one_in(40)) {
-    for (size_t i = random.below(80); i > 0; --i) node.push_back(donor);
+    const Json copy = donor;
+    for (size_t i = random.below(80); i > 0; --i) node.push_back(copy);
   } else {
-    node.push_back(random.one_in(2) ? donor : any_value(vocabulary, random));
+    Json value = random.one_in(2) ? Json(donor) : any_value(vocabulary, random);
+    node.push_back(std::move(value));
   }
 }
 
@@ -255,11 +258,12 @@ void mutate_json(Json& document, const Vocabulary& vocabulary, Random& random) {
     std::vector<Json*> nodes;
     collect(document, nodes);
     Json& node = *nodes[random.below(nodes.size())];
-    const Json donor = *nodes[random.below(nodes.size())];
+    const Json& donor = *nodes[random.below(nodes.size())];  // of the same tree: copied before it is put anywhere
     if (random.one_in(12)) {
       wrap(node, random);
     } else if (random.one_in(8)) {
-      node = random.one_in(2) ? donor : any_value(vocabulary, random);
+      Json value = random.one_in(2) ? Json(donor) : any_value(vocabulary, random);
+      node = std::move(value);
     } else if (node.is_object()) {
       change_object(node, vocabulary, random, donor);
     } else if (node.is_array()) {
