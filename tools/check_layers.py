@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "python/monomoe": {"monomoe"},
     "python/monomoe/torch": {"monomoe", "monomoe.torch", "torch"},
     "python/monomoe/compat": {"monomoe", "monomoe.torch", "monomoe.compat", "torch"},
+    "python/monomoe/sglang": {"monomoe", "monomoe.torch", "monomoe.sglang", "torch"},
 }
 IMPORT = re.compile(r"^(?:from|import) +([\w.]+)")
 
@@ -93,7 +94,7 @@ def check(root: Path) -> list[str]:
 def package_of(module: str) -> str:
     """The entry of MAY_IMPORT's values that stands for a module: the folder of this package, or the framework's name."""
     parts = module.split(".")
-    if parts[0] == "monomoe" and len(parts) > 1 and parts[1] in ("torch", "compat"):
+    if parts[0] == "monomoe" and len(parts) > 1 and parts[1] in ("torch", "compat", "sglang"):
         return ".".join(parts[:2])
     return parts[0]
 

@@ -39,3 +39,17 @@ def built_program(build_dir):
         pytest.fail(f"{name} is not in {build_dir} or its tests/ folder: build it, or give the folder with --build-dir")
 
     return find
+
+
+@pytest.fixture(scope="session")
+def sglang(build_dir, tmp_path_factory):
+    """SGLang with its plugins loaded, as a process that is about to build a model; and monomoe from the build. Its folder for files."""
+    if not (build_dir / "sglang-packages" / "sglang").is_dir():
+        pytest.skip(f"SGLang is not in {build_dir}/sglang-packages: ./run test installs it, or pip install --no-deps --target there -r "
+                    "tests/python/requirements-sglang.txt")
+    import sglang_world
+    scratch = tmp_path_factory.mktemp("sglang")
+    sglang_world.add_paths(build_dir, scratch)
+    sglang_world.load_plugins()
+    sglang_world.serve(scratch / "store")
+    return scratch

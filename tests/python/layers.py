@@ -7,7 +7,8 @@ import ml_dtypes
 import numpy as np
 
 BF16, E4M3, E8M0 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e8m0fnu)
-_NAMES = {BF16: "BF16", np.dtype(np.float32): "F32", np.dtype(np.int64): "I64", np.dtype(np.int32): "I32"}
+_NAMES = {BF16: "BF16", np.dtype(np.float32): "F32", np.dtype(np.int64): "I64", np.dtype(np.int32): "I32", np.dtype(np.uint8): "U8",
+          E4M3: "F8_E4M3", E8M0: "F8_E8M0"}
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32)
 
 

@@ -27,22 +27,6 @@ def from_word_order(packed: torch.Tensor) -> torch.Tensor:
     return (columns[..., 0::2] | (columns[..., 1::2] << 4)).reshape(packed.shape).contiguous()
 
 
-def exponent_bytes(name: str, scale: torch.Tensor) -> torch.Tensor:
-    """E8M0 bytes of scales given as bytes, as float8_e8m0fnu or as float32 powers of two."""
-    if scale.dtype is torch.uint8:
-        return scale.contiguous()
-    if scale.dtype is getattr(torch, "float8_e8m0fnu", None):
-        return scale.contiguous().view(torch.uint8)
-    if scale.dtype is not torch.float32:
-        raise UsageError(f"{name} is {scale.dtype}, wanted uint8, float8_e8m0fnu or float32 powers of two; convert it")
-    bits = scale.contiguous().view(torch.int32)
-    smallest = bits == 1 << 22  # 2^-127, a subnormal
-    exponent = bits >> 23
-    if not bool((smallest | ((bits & 0x7FFFFF == 0) & (exponent >= 1) & (exponent <= 254))).all()):
-        raise UsageError(f"{name} holds a float32 scale that is no positive power of two, wanted E8M0 scales; quantise the weights to MXFP4")
-    return torch.where(smallest, torch.zeros_like(exponent), exponent).to(torch.uint8)
-
-
 def fold_power(name: str, exponents: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
     """E8M0 bytes [E, ...] times a float32 factor per expert, which must be a power of two."""
     if factor is None:

@@ -23,6 +23,7 @@ from monomoe.compat import _formats, _weights
 from monomoe.compat._buffer import StagingBuffer
 from monomoe.errors import UsageError
 from monomoe.layer import StackedExperts
+from monomoe.torch.formats import exponent_bytes
 
 Pair = Tuple[torch.Tensor, torch.Tensor]
 Triple = Tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -190,8 +191,8 @@ def transform_weights_for_fp8_mxfp4_fused_mega_moe_sm90(l1_weights: Pair, l2_wei
 def _mxfp4(l1: Pair, l2: Pair, l1_factor: Optional[torch.Tensor], l2_factor: Optional[torch.Tensor]) -> _weights.Transformed:
     if (l1_factor is None) != (l2_factor is None):
         raise UsageError("one of l1_weight_scale_2 and l2_weight_scale_2 is given, wanted both or none")
-    sf13 = _formats.fold_power("l1_weight_scale_2", _formats.exponent_bytes("l1_weights[1]", _host(l1[1])), l1_factor)
-    sf2 = _formats.fold_power("l2_weight_scale_2", _formats.exponent_bytes("l2_weights[1]", _host(l2[1])), l2_factor)
+    sf13 = _formats.fold_power("l1_weight_scale_2", exponent_bytes("l1_weights[1]", _host(l1[1])), l1_factor)
+    sf2 = _formats.fold_power("l2_weight_scale_2", exponent_bytes("l2_weights[1]", _host(l2[1])), l2_factor)
     source = StackedExperts("mxfp4", _host(l1[0]).view(torch.uint8), sf13, _host(l2[0]).view(torch.uint8), sf2)
     return _weights.Transformed(lambda: source)
 

@@ -52,7 +52,7 @@ def join(group: Any = None, *, backend: BackendName = "auto", memory: SymmetricM
 
 
 def _exchange(group: Any, backend: str, gpu: int | None, timeout_ms: int) -> SymmetricMemory:
-    if backend == "cuda" and len(set(_gather(group, _host()))) != 1:
+    if backend == "cuda" and len(set(gather(group, _host()))) != 1:
         return TorchMemory(group, gpu)
     return WorldMemory(group, backend, gpu, timeout_ms=timeout_ms)
 
@@ -63,7 +63,7 @@ def _ranks_on_this_gpu(group: Any, gpu: int | None) -> int:
     own = devices[device] if device < len(devices) else {"uuid": f"none-{group.rank()}", "name": ""}
     if group.size() > 1 and " MIG " in own["name"]:
         own = dict(own, problem=f"GPU {device} is a MIG instance ({own['name']}), whose memory no other process can map; give the ranks whole GPUs")
-    told = _gather(group, own)
+    told = gather(group, own)
     for rank, other in enumerate(told):
         if "problem" in other:
             raise UnavailableError(f"rank {rank}: {other['problem']}")
@@ -76,17 +76,26 @@ def _best() -> str:
 
 
 def _agree(group: Any, backend: str) -> str:
-    backends = _gather(group, backend)
+    backends = gather(group, backend)
     if len(set(backends)) != 1:
         raise UnavailableError(f"the ranks of the group can run the backends {backends}, in order, wanted one for all; give backend='cpu', or make the "
                                "GPU backend available on every rank")
     return backend
 
 
-def _gather(group: Any, value: Any) -> list[Any]:
+def gather(group: Any, value: Any) -> list[Any]:
+    """Each rank's value, on all ranks. Collective."""
     values: list[Any] = [None] * group.size()
     dist.all_gather_object(values, value, group=group)
     return values
+
+
+def require_one_machine(group: Any) -> None:
+    """Raises the same on all ranks unless they run on one machine. Collective."""
+    hosts = gather(group, _host())
+    if len(set(hosts)) != 1:
+        raise UnavailableError(f"the ranks of the group run on the machines {sorted({host for host, _ in hosts})}, wanted one; ranks share memory inside "
+                               "a machine only")
 
 
 def _require_equal(offers: Sequence[tuple[Any, ...]]) -> None:
@@ -120,7 +129,7 @@ class TorchMemory:
 
     def allocate(self, num_bytes: int) -> tuple[Sequence[int], Any]:
         import torch.distributed._symmetric_memory as symmetric
-        _require_equal(_gather(self._group, (num_bytes, None)))
+        _require_equal(gather(self._group, (num_bytes, None)))
         device = torch.device("cuda", torch.cuda.current_device() if self._gpu is None else self._gpu)
         buffer = symmetric.empty(num_bytes, dtype=torch.uint8, device=device)
         handle = symmetric.rendezvous(buffer, group=self._group)
@@ -137,12 +146,12 @@ class WorldMemory:
     """
 
     def __init__(self, group: Any, backend: str, gpu: int | None = None, *, sharing: str = "auto", timeout_ms: int = 0):
-        hosts = _gather(group, _host())
+        hosts = gather(group, _host())
         if len(set(hosts)) != 1:
             raise UnavailableError(f"the ranks of the group run on the machines {sorted({host for host, _ in hosts})}, wanted one; give memory=TorchMemory(group) "
                                    "if their GPUs reach each other")
         kinds = {member.name.lower(): member for member in _abi.Sharing}
-        name = _gather(group, secrets.token_hex(16))[0].encode()
+        name = gather(group, secrets.token_hex(16))[0].encode()
         options = _abi.WorldOptions(c.sizeof(_abi.WorldOptions), name, group.size(), group.rank(), integer("timeout_ms", timeout_ms, UINT32),
                                     choice("sharing", sharing, kinds))
         self._world = Handle(lambda pointer: library.monomoe_world_leave(pointer, None), library.monomoe_world_join, c.byref(options))
