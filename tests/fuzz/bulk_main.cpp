@@ -88,6 +88,7 @@ int main(int argc, char** argv) {
   std::vector<uint8_t> damaged;
   size_t size = 0;
   for (long run = 0; run < runs; ++run) {
+    if (run % 500000 < 2) std::fprintf(stderr, "%s: %ld of %ld inputs\n", argv[0], run, runs);
     if (engine() % 4 == 0) {
       size = 0;
       if (!corpus.empty() && engine() % 2 == 0) {
