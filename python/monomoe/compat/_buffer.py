@@ -9,13 +9,10 @@ import torch
 from monomoe._arguments import int32, int64
 from monomoe.errors import UsageError
 from monomoe.layer import Context, Workspace
-from monomoe.torch import distributed
-from monomoe.torch.layer import MoELayer, default_context
+from monomoe.torch import shared
+from monomoe.torch.layer import MoELayer
 
 ALIGNMENT = 128  # capacities are rounded up to a multiple, as the other packages do
-
-
-_joined: list[tuple[Any, Context]] = []  # groups live as long as their process, as a rule
 
 
 def context_of(group: Any) -> Context:
@@ -24,14 +21,7 @@ def context_of(group: Any) -> Context:
         if group.num_ranks != 1 or group.world is not None:
             raise UsageError(f"group is {group}, wanted a Context of one rank; give the process group of several ranks itself")
         return group
-    if group is None or group.size() == 1:
-        return default_context()
-    for known, context in _joined:
-        if known is group:
-            return context
-    context = distributed.join(group)
-    _joined.append((group, context))
-    return context
+    return shared.context_of(group)
 
 
 class StagingBuffer:

@@ -90,12 +90,11 @@ def gather(group: Any, value: Any) -> list[Any]:
     return values
 
 
-def require_one_machine(group: Any) -> None:
-    """Raises the same on all ranks unless they run on one machine. Collective."""
+def require_one_machine(group: Any, reason: str = "ranks share memory inside a machine only") -> None:
+    """Raises the same on all ranks if they run on several machines. Collective."""
     hosts = gather(group, _host())
     if len(set(hosts)) != 1:
-        raise UnavailableError(f"the ranks of the group run on the machines {sorted({host for host, _ in hosts})}, wanted one; ranks share memory inside "
-                               "a machine only")
+        raise UnavailableError(f"the ranks of the group run on the machines {sorted({host for host, _ in hosts})}, wanted one; {reason}")
 
 
 def _require_equal(offers: Sequence[tuple[Any, ...]]) -> None:
@@ -146,10 +145,7 @@ class WorldMemory:
     """
 
     def __init__(self, group: Any, backend: str, gpu: int | None = None, *, sharing: str = "auto", timeout_ms: int = 0):
-        hosts = gather(group, _host())
-        if len(set(hosts)) != 1:
-            raise UnavailableError(f"the ranks of the group run on the machines {sorted({host for host, _ in hosts})}, wanted one; give memory=TorchMemory(group) "
-                                   "if their GPUs reach each other")
+        require_one_machine(group, "give memory=TorchMemory(group) if their GPUs reach each other")
         kinds = {member.name.lower(): member for member in _abi.Sharing}
         name = gather(group, secrets.token_hex(16))[0].encode()
         options = _abi.WorldOptions(c.sizeof(_abi.WorldOptions), name, group.size(), group.rank(), integer("timeout_ms", timeout_ms, UINT32),
