@@ -20,8 +20,8 @@ if torch.cuda.is_available():
 
 import vllm_layers as stand  # noqa: E402
 import monomoe.vllm as plugin  # noqa: E402
-from vllm.config import CompilationConfig, KernelConfig, ParallelConfig, VllmConfig  # noqa: E402
-from vllm.distributed import (cleanup_dist_env_and_memory, init_distributed_environment, initialize_model_parallel)  # noqa: E402
+from vllm.config import KernelConfig, ParallelConfig, VllmConfig  # noqa: E402
+from vllm.distributed import cleanup_dist_env_and_memory, init_distributed_environment, initialize_model_parallel  # noqa: E402
 from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot  # noqa: E402
 from vllm.model_executor.layers.fused_moe import FusedMoEFactory  # noqa: E402
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts  # noqa: E402
@@ -158,12 +158,18 @@ def test_a_factor_on_the_output_is_the_runners():
     assert bits(found) == bits(want * 2.5)
 
 
-def test_without_being_asked_it_does_nothing():
-    config = VllmConfig(device_config=stand.DeviceConfig(device="cpu"), additional_config={"n": next(_count)})
-    with stand.set_current_vllm_config(config):
-        layer = Layer(None, lambda **_: None, config)
-    assert isinstance(layer.experts.routed_experts, RoutedExperts)
-    assert type(layer.experts.routed_experts.quant_method).__name__ == "UnquantizedFusedMoEMethod"
+def test_without_being_asked_it_does_nothing(monkeypatch, examples):
+    def theirs(self, prefix, quant_config, moe_config):
+        raise LookupError(f"vLLM's own method of {prefix}")  # which one it takes depends on the machine
+
+    monkeypatch.setattr(RoutedExperts, "_get_quant_method", theirs)
+    for additional in ({}, {"moe_backend": "another"}):
+        config = VllmConfig(device_config=stand.DeviceConfig(device="cpu"), additional_config={"n": next(_count), **additional})
+        with pytest.raises(LookupError, match="vLLM's own method of model.layers"):
+            Layer(Fp8Config(), lambda **_: None, config)
+    other = stand.config_of(examples / "tiny-moe-fp8", additional={}, kernel_config=KernelConfig(moe_backend="triton"))
+    monkeypatch.setattr(stand.Loader, "load_weights", lambda *_: None)
+    assert isinstance(stand.load(examples / "tiny-moe-fp8", 0, other, block=Plain), Plain)
 
 
 class Plain(stand.Block):
@@ -189,11 +195,13 @@ def test_a_model_that_does_not_use_it_is_refused(examples, monkeypatch):
 def test_a_vllm_that_does_not_fit_is_refused_when_asked(monkeypatch, examples):
     monkeypatch.setitem(op_registry_oot, "RoutedExperts", type("Other", (RoutedExperts,), {}))
     plugin.register()
-    VllmConfig(device_config=stand.DeviceConfig(device="cpu"))
-    with pytest.raises(ValueError, match="does not fit vLLM 0.33.0 .*another plugin replaces vLLM's RoutedExperts"):
-        config_for()
-    monkeypatch.undo()
-    plugin.register()
+    try:
+        VllmConfig(device_config=stand.DeviceConfig(device="cpu"))
+        with pytest.raises(monomoe.UnavailableError, match="does not fit vLLM 0.33.0 .*another plugin replaces vLLM's RoutedExperts"):
+            config_for()
+    finally:
+        monkeypatch.undo()
+        plugin.register()
     config_for()
 
 
@@ -228,7 +236,7 @@ def test_each_deployment_check_looks_at_something_that_vllm_has():
     ("its SwiGLU has an alpha or beta", lambda: Mxfp4Config(), {"swiglu_alpha": 1.7}),
     ("it applies router weights to the input", lambda: Mxfp4Config(), {"apply_router_weight_on_input": True}),
     ("its activations are torch.float16", lambda: Mxfp4Config(), {"params_dtype": torch.float16}),
-    ("hidden 200", lambda: Mxfp4Config(), {"hidden_size": 200}),
+    ("hidden is 200; it must be a multiple of 128", lambda: Mxfp4Config(), {"hidden_size": 200}),
 ])
 def test_layers_that_are_refused(sentence, quant, more):
     config = config_for()

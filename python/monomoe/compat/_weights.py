@@ -8,7 +8,6 @@ known, and the host copy is freed then.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import weakref
 from typing import Any, Callable
 
@@ -16,8 +15,9 @@ import torch
 
 from monomoe.compat import _formats
 from monomoe.errors import UsageError
-from monomoe.layer import Context, StackedExperts, Weights, Workspace
+from monomoe.layer import StackedExperts, Weights, Workspace
 from monomoe.torch.layer import MoELayer
+from monomoe.torch.shared import next_tag
 
 _MARK = "_monomoe_weights"
 
@@ -66,17 +66,10 @@ class Transformed:
             weights = Weights(context, source, swiglu_limit=clamp)
         else:  # this rank's share; ranks pack their layers in the same order, so that a layer's number is the same on all
             count = source.w2.shape[0] * context.world.size
-            weights = Weights(context, source, swiglu_limit=clamp, num_experts=count, tag=_next_tag(context))
+            weights = Weights(context, source, swiglu_limit=clamp, num_experts=count, tag=next_tag(context))
         self._layer, self._made_for = MoELayer(weights, workspace=workspace), made_for
         if not self._watched:
             self._source = None
-
-
-_tags: "weakref.WeakKeyDictionary[Context, itertools.count[int]]" = weakref.WeakKeyDictionary()
-
-
-def _next_tag(context: Context) -> int:
-    return next(_tags.setdefault(context, itertools.count(1)))
 
 
 def _with_globals(source: StackedExperts, l1_globals: Any, l2_globals: Any) -> StackedExperts:

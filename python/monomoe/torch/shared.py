@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import Any
 
@@ -10,6 +11,7 @@ from monomoe.torch import distributed
 from monomoe.torch.layer import default_context
 
 _joined: list[tuple[Any, str, Context]] = []  # groups live as long as their process, as a rule
+_tags: "weakref.WeakKeyDictionary[Context, itertools.count[int]]" = weakref.WeakKeyDictionary()
 _workspaces: "weakref.WeakValueDictionary[tuple[Any, ...], Workspace]" = weakref.WeakValueDictionary()
 
 
@@ -34,3 +36,8 @@ def workspace_of(context: Context, *, topk: int, capacity: int, hidden: int, max
         workspace = Workspace.sized(context, topk=topk, capacity=capacity, hidden=hidden, max_intermediate=max_intermediate, max_experts=max_experts)
         _workspaces[key] = workspace
     return workspace
+
+
+def next_tag(context: Context) -> int:
+    """A tag for weights whose layers have no numbers: ranks that make their layers in the same order get the same one for a layer."""
+    return next(_tags.setdefault(context, itertools.count(1)))
