@@ -36,6 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "python/monomoe/torch": {"monomoe", "monomoe.torch", "torch"},
     "python/monomoe/compat": {"monomoe", "monomoe.torch", "monomoe.compat", "torch"},
     "python/monomoe/sglang": {"monomoe", "monomoe.torch", "monomoe.sglang", "torch"},
+    "python/monomoe/vllm": {"monomoe", "monomoe.torch", "monomoe.vllm", "torch", "vllm"},
+    "python/monomoe/flashinfer": {"monomoe", "monomoe.torch", "monomoe.flashinfer", "torch", "flashinfer"},
 }
 IMPORT = re.compile(r"^(?:from|import) +([\w.]+)")
 

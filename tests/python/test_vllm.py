@@ -304,3 +304,9 @@ def test_ranks_have_the_bits_of_one(mode, tmp_path, build_dir, examples):
     for out in outs:
         found = json.loads(out.read_text())
         assert found["same"] == [True] * len(found["same"]) and found["experts"] == 16 and found["capacity"] == (32 if mode == "tp" else 64), found
+
+
+def test_the_end_to_end_test_says_what_is_missing():
+    script = stand.REPOSITORY / "tests/e2e/vllm_e2e.py"
+    found = subprocess.run([sys.executable, script, "MODEL"], capture_output=True, text=True, env={"PATH": "/nonexistent"})
+    assert found.returncode == 77 and found.stdout.startswith("SKIPPED: no vllm command"), found

@@ -8,7 +8,7 @@ The bound on the relative RMS error of the logits. A code with m mantissa bits r
 MXFP4, whose power of two leaves up to half of the range unused. In a product of many terms such errors add as squares. Weights w, activations a = 0.026:
 gate and up each have e1 = sqrt(w^2 + a^2), their product sqrt(2) e1, and the block e = sqrt(2 e1^2 + a^2 + w^2): 0.064, 0.20, 0.21. The logits have it in the
 share of them that the experts make, which is the error of the model without its experts. A token that changes an expert because of it costs more: a factor
-1.5. BF16 itself is not exact: its own error against float32 comes on top. bound = 1.5 e share + own.
+2. BF16 itself is not exact: its own error against float32 comes on top. bound = 2 e share + own.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from monomoe.torch import MoELayer
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 
 ROUNDING = {"fp8": 0.026, "nvfp4": 0.11, "mxfp4": 0.12}
-ACTIVATIONS, FLIPS = 0.026, 1.5
+ACTIVATIONS, FLIPS = 0.026, 2.0
 NEW_TOKENS = 16
 GAIN, ROUTER = 0.5, 4.0  # of an expert, and of the logits that choose experts
 
