@@ -1,5 +1,5 @@
-// One MoE layer as a serving engine runs it: a process per GPU, symmetric memory handed in through CUDA IPC, and one CUDA graph that serves changing
-// numbers of tokens, read by the launch from GPU memory. Run: serve CHECKPOINT_DIR LAYER RANKS
+// One MoE layer as a serving engine runs it: a process per GPU, symmetric memory handed in through CUDA IPC, and one CUDA graph that serves
+// changing numbers of tokens, read by the launch from GPU memory. Run: serve CHECKPOINT_DIR LAYER RANKS
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <signal.h>
@@ -53,7 +53,8 @@ std::vector<void*> share_memory(Meeting& meeting, int rank, int ranks, int64_t b
   cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   pthread_barrier_wait(&meeting.barrier);
   for (int peer = 0; peer < ranks; ++peer) {
-    if (peer != rank) cuda(cudaIpcOpenMemHandle(&peers[peer], meeting.memory[peer], cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
+    if (peer != rank)
+      cuda(cudaIpcOpenMemHandle(&peers[peer], meeting.memory[peer], cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
   }
   return peers;
 }
