@@ -1,12 +1,14 @@
 """The vLLM plugin against the real vLLM: loaded by its loader, its own DeepSeek-V4 block built, loaded and run with the bits of the command line,
 what is refused, and the interfaces it relies on. No GPU: the CPU backend computes."""
 
+import copy
 import importlib.metadata
 import inspect
 import json
 import pathlib
 import subprocess
 import sys
+import types
 
 import monomoe
 import numpy as np
@@ -88,6 +90,29 @@ def test_deepseek_v4_block_has_the_bits_of_the_command_line(kind, layer, example
     for rows in (0, 1):
         part, _, _ = stand.forward(model, config, x[:rows])
         assert part.shape == (rows, 256) and bits(part) == bits(y[:rows])
+
+
+@pytest.mark.parametrize("kind", ["fp8", "nvfp4", "mxfp4"])
+def test_dummy_weights_load(kind, examples, monkeypatch):
+    """vllm serve --load-format dummy."""
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+    monkeypatch.setattr(stand.Loader, "load_weights", DummyModelLoader.load_weights)
+    config = stand.config_of(examples / f"tiny-moe-{kind}")
+    model = stand.load(examples / f"tiny-moe-{kind}", 0, config)
+    y, _, _ = stand.forward(model, config, torch.randn(3, 256).bfloat16())
+    assert y.any() and y.isfinite().all()
+
+
+def test_torch_compile_sees_vllms_operation(examples):
+    folder = examples / "tiny-moe-fp8"
+    config = stand.config_of(folder)
+    model = stand.load(folder, 0, config)
+    x = torch.randn((9, 256), generator=torch.Generator().manual_seed(1)).bfloat16()
+    want, _, _ = stand.forward(model, config, x)
+    model.ffn = torch.compile(model.ffn, backend="aot_eager", fullgraph=True)
+    found, _, _ = stand.forward(model, config, x)
+    assert bits(found) == bits(want)
+    torch._dynamo.reset()
 
 
 @pytest.fixture
@@ -185,11 +210,12 @@ def test_a_model_that_does_not_use_it_is_refused(examples, monkeypatch):
     monkeypatch.setattr(stand.Loader, "load_weights", lambda *_: None)
     with pytest.raises(monomoe.UnavailableError, match="Plain does not use it: it has no RoutedExperts"):
         stand.load(folder, 0, stand.config_of(folder), block=Plain)
-    draft = stand.config_of(folder)
-    target = draft.model_config
-    draft.model_config = type(target)(**vars(target))
-    with stand.set_current_vllm_config(draft):  # a draft model may have none
-        stand.Loader(folder, 0, Plain).load_model(draft, target)
+    config = stand.config_of(folder)  # a draft model may have none
+    config.speculative_config = types.SimpleNamespace(target_model_config=config.model_config, draft_model_config=copy.copy(config.model_config))
+    with stand.set_current_vllm_config(config):
+        stand.Loader(folder, 0, Plain).load_model(config, config.speculative_config.draft_model_config)
+        with pytest.raises(monomoe.UnavailableError, match="it has no RoutedExperts"):
+            stand.Loader(folder, 0, Plain).load_model(config, config.model_config)
 
 
 def test_a_vllm_that_does_not_fit_is_refused_when_asked(monkeypatch, examples):

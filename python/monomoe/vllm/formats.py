@@ -75,15 +75,15 @@ def parameters(format_name: FormatName, experts: int, hidden: int, inter: int) -
         return {
             "w13_weight": Parameter((experts, 2 * inter, hidden), torch.float8_e4m3fn),
             "w2_weight": Parameter((experts, hidden, inter), torch.float8_e4m3fn),
-            "w13_weight_scale_inv": Parameter((experts, 2 * up, across), torch.float32, block, 1.0),
-            "w2_weight_scale_inv": Parameter((experts, across, up), torch.float32, block, 1.0),
+            "w13_weight_scale_inv": Parameter((experts, 2 * up, across), torch.float32, block, 0.01),
+            "w2_weight_scale_inv": Parameter((experts, across, up), torch.float32, block, 0.01),
         }
-    group, scale = (16, torch.float8_e4m3fn) if format_name == "nvfp4" else (32, torch.uint8)
+    group, scale, dummy = (16, torch.float8_e4m3fn, 1.0) if format_name == "nvfp4" else (32, torch.uint8, None)  # vLLM has a dummy for E8M0 bytes
     found = {
         "w13_weight": Parameter((experts, 2 * inter, hidden // 2), torch.uint8),
         "w2_weight": Parameter((experts, hidden, inter // 2), torch.uint8),
-        "w13_weight_scale": Parameter((experts, 2 * inter, hidden // group), scale, block, 1.0),
-        "w2_weight_scale": Parameter((experts, hidden, inter // group), scale, block, 1.0),
+        "w13_weight_scale": Parameter((experts, 2 * inter, hidden // group), scale, block, dummy),
+        "w2_weight_scale": Parameter((experts, hidden, inter // group), scale, block, dummy),
     }
     if format_name == "nvfp4":  # input_scale is for 4-bit activations: loaded, since checkpoints have it, and not used
         for name, value in (("weight_scale_2", 1e-3), ("input_scale", 1.0)):

@@ -36,11 +36,16 @@ def _checked(load_model: Any) -> Any:
             hooks_in_place()
         model = load_model(self, vllm_config, model_config, *arguments, **keywords)
         if asked_for(vllm_config):
-            check_model(model, needed=model_config is vllm_config.model_config)
+            check_model(model, needed=not _is_draft(vllm_config.speculative_config, model_config))
         return model
 
     checked._monomoe = True  # type: ignore[attr-defined]
     return checked
+
+
+def _is_draft(speculative: Any, model_config: Any) -> bool:
+    """Whether a model is loaded that only drafts tokens: it may be without experts."""
+    return speculative is not None and model_config is speculative.draft_model_config and model_config is not speculative.target_model_config
 
 
 def check_model(model: torch.nn.Module, needed: bool) -> None:
