@@ -36,7 +36,8 @@ def _checked(load_model: Any) -> Any:
             hooks_in_place()
         model = load_model(self, vllm_config, model_config, *arguments, **keywords)
         if asked_for(vllm_config):
-            check_model(model, needed=not _is_draft(vllm_config.speculative_config, model_config))
+            stages = vllm_config.parallel_config.pipeline_parallel_size  # one of several may hold dense layers only
+            check_model(model, needed=stages == 1 and not _is_draft(vllm_config.speculative_config, model_config))
         return model
 
     checked._monomoe = True  # type: ignore[attr-defined]
