@@ -58,15 +58,15 @@ TEST(PlanTime, ExpectedTimesAreNearWhatWasMeasured) {
     WeightFormat format;
     int64_t tokens;
     double us;
-  } measured[] = {{WeightFormat::kNvfp4, 1, 95},  {WeightFormat::kNvfp4, 8, 162}, {WeightFormat::kNvfp4, 64, 202}, {WeightFormat::kNvfp4, 512, 441},
-                  {WeightFormat::kNvfp4, 4096, 1932}, {WeightFormat::kFp8, 1, 94},    {WeightFormat::kFp8, 8, 192},    {WeightFormat::kFp8, 64, 234},
-                  {WeightFormat::kFp8, 512, 402}, {WeightFormat::kFp8, 4096, 1734}};
+  } measured[] = {{WeightFormat::kNvfp4, 1, 82},      {WeightFormat::kNvfp4, 8, 166}, {WeightFormat::kNvfp4, 64, 192}, {WeightFormat::kNvfp4, 512, 437},
+                  {WeightFormat::kNvfp4, 4096, 1771}, {WeightFormat::kFp8, 1, 85},    {WeightFormat::kFp8, 8, 202},    {WeightFormat::kFp8, 64, 229},
+                  {WeightFormat::kFp8, 512, 361},     {WeightFormat::kFp8, 4096, 1563}};
   for (const auto& row : measured) {
     Problem rank = flash(1);
     rank.experts = 32;
     rank.weights = row.format;
     const LayerTime time = layer_time(rank, row.tokens, h200());
-    EXPECT_NEAR(time.expected_seconds, row.us * 1e-6, 0.21 * row.us * 1e-6) << row.tokens;
+    EXPECT_NEAR(time.expected_seconds, row.us * 1e-6, 0.245 * row.us * 1e-6) << row.tokens;
     EXPECT_GT(time.expected_seconds, time.bound_seconds);
   }
   Problem mxfp4 = flash(8);
