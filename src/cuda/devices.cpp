@@ -30,7 +30,7 @@ Result<std::vector<Gpu>> hopper_gpus() {
     else others += fmt::format("{}GPU {} is {} ({}.{})", others.empty() ? "" : ", ", number, device.name, device.major, device.minor);
   }
   if (gpus.empty()) {
-    return unavailable(fmt::format("no Hopper GPU (compute capability 9.0: H100, H200); found: {}", others.empty() ? "no GPU" : others));
+    return unavailable(fmt::format("no Hopper GPU (compute capability 9.0: H100, H200, H20); found: {}", others.empty() ? "no GPU" : others));
   }
   return gpus;
 }

@@ -99,7 +99,7 @@ std::string cuda_unavailable_reason(const CudaProbe& probe) {
     return fmt::format("no CUDA backend in this build: {}; './run build' makes one, or cmake -DMONOMOE_CUDA=ON with nvcc 12.4 or newer; found: {}",
                        cuda::why_not_built(), found);
   }
-  if (!has_hopper) return fmt::format("wanted a Hopper GPU (compute capability 9.0: H100, H200) and its driver; found: {}", found);
+  if (!has_hopper) return fmt::format("wanted a Hopper GPU (compute capability 9.0: H100, H200, H20) and its driver; found: {}", found);
   const int wanted = cuda::required_driver_version();
   if (probe.driver_version >= wanted) return {};
   return fmt::format("the NVIDIA driver supports CUDA {}.{}, this build wants {}.{} or newer; update the driver or build with an older toolkit "

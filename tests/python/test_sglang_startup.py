@@ -3,6 +3,7 @@ takes for 8 Hopper GPUs: one flag is enough, and what cannot be served is refuse
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -110,8 +111,9 @@ def test_machines_without_hopper_or_without_the_backend(sglang, model_folder):
     with override_platform(is_sm90=False, is_sm100=True):
         with pytest.raises(monomoe.UnavailableError, match="needs Hopper GPUs .* which this machine has not; leave --moe-a2a-backend megamoe away"):
             resolve(model_folder)
-    if not monomoe.doctor()["backends"]["cuda"]["available"]:
-        with pytest.raises(monomoe.UnavailableError, match="monomoe plugin: no "):
+    cuda = monomoe.doctor()["backends"]["cuda"]
+    if not cuda["available"]:
+        with pytest.raises(monomoe.UnavailableError, match=re.escape(f"monomoe plugin: {cuda['why_not']}; leave --moe-a2a-backend megamoe away")):
             resolve(model_folder)
 
 

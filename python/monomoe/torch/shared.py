@@ -10,6 +10,8 @@ from monomoe.layer import BackendName, Context, Workspace
 from monomoe.torch import distributed
 from monomoe.torch.layer import default_context
 
+# Ranks load, pack, compile and capture at different speeds, minutes apart; whoever waits for another one must outlast that.
+_TIMEOUT_MS = 600_000
 _joined: list[tuple[Any, str, Context]] = []  # groups live as long as their process, as a rule
 _tags: "weakref.WeakKeyDictionary[Context, itertools.count[int]]" = weakref.WeakKeyDictionary()
 _workspaces: "weakref.WeakValueDictionary[tuple[Any, ...], Workspace]" = weakref.WeakValueDictionary()
@@ -22,7 +24,7 @@ def context_of(group: Any, backend: BackendName = "auto") -> Context:
     for known, asked, context in _joined:
         if known is group and asked == backend:
             return context
-    context = distributed.join(group, backend=backend)
+    context = distributed.join(group, backend=backend, timeout_ms=_TIMEOUT_MS)
     _joined.append((group, backend, context))
     return context
 
