@@ -163,7 +163,7 @@ std::vector<LayerRows> layers_of(const BenchOptions& options) {
   std::vector<LayerRows> layers;
   for (monomoe_bench_layer layer : geometries_of(options)) {
     layer.capacity = options.capacity >= 0 ? options.capacity : most;
-    layer.swiglu_limit = options.swiglu_limit;
+    layer.swiglu_limit = swiglu_limit_of(options.swiglu_limit);
     layer.seed = options.seed;
     for (const std::string& word : words_or(options.weights, "nvfp4")) {
       layer.format = *format_from_word(word);
@@ -191,7 +191,7 @@ void add_bench_options(CLI::App& parser, BenchOptions& options) {
           ->check(CLI::Range(int64_t{1}, int64_t{1} << 20)),
       list("--routing", options.routings, "uniform, zipf:S (exponent) or hot:F (share of the tokens that go to expert 0), a,b,.. [uniform]"),
       parser.add_option("--ranks", options.num_ranks, "ranks, all in this process [1]")->check(CLI::Range(1, 64)),
-      parser.add_option("--swiglu-limit", options.swiglu_limit, "clamp of gate and up; 0 is none [10]")->check(CLI::NonNegativeNumber),
+      parser.add_option("--swiglu-limit", options.swiglu_limit, "clamp of gate and up; 0 or inf is none [10]"),
       parser.add_option("--seed", options.seed, "of weights, tokens and routes [1]"),
   };
   for (size_t i = 1; i < 5; ++i) of_options[i]->excludes(of_options[0])->check(CLI::Range(int64_t{1}, int64_t{1} << 20));

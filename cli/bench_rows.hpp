@@ -15,7 +15,7 @@ struct BenchOptions {
   int64_t hidden = -1, intermediate = -1, experts = -1, topk = -1, capacity = -1;
   int32_t num_ranks = 1, repeats = 0;
   uint64_t seed = 1;
-  float swiglu_limit = 10;
+  std::string swiglu_limit = "10";
   bool check = false, json = false;
   ContextOptions context;
 };

@@ -81,6 +81,7 @@ LayerJob prepare_layer(const LayerOptions& options, RankWorld* world) {
   job.options = options;
   job.world = world;
   options.swiglu_limit();  // bad usage is reported before any file is read
+  if (world != nullptr) require_same_arguments(*world, options);
   job.context = world != nullptr ? world->create_context() : options.context.create(options.num_ranks);
   const char* why = nullptr;
   monomoe_context_backend(job.context.get(), &why);

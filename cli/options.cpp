@@ -95,19 +95,23 @@ std::vector<CLI::Option*> add_layer_options(CLI::App& parser, LayerOptions& opti
 
 std::string LayerOptions::where() const { return fmt::format("{}, layer {}", directory, layer); }
 
-std::optional<float> LayerOptions::swiglu_limit() const {
-  if (swiglu_limit_word.empty()) return std::nullopt;
+float swiglu_limit_of(const std::string& word) {
   char* end = nullptr;
   errno = 0;
-  const double value = std::strtod(swiglu_limit_word.c_str(), &end);
-  const bool out_of_range = errno == ERANGE;
-  if (*end != '\0' || std::isnan(value) || value < 0)
-    usage_error(fmt::format("--swiglu-limit {}: wanted a number above 0, or 0 or inf for no clamp", swiglu_limit_word));
+  const double value = std::strtod(word.c_str(), &end);
+  const bool out_of_range = errno == ERANGE, is_hexadecimal = word.find_first_of("xX") != std::string::npos;
+  if (word.empty() || *end != '\0' || std::isnan(value) || value < 0 || is_hexadecimal)
+    usage_error(fmt::format("--swiglu-limit {}: wanted a decimal number above 0, or 0 or inf for no clamp", word));
   const auto limit = static_cast<float>(value);
   // A limit that only rounding turns into "none" was not meant as none.
   if (out_of_range || (limit == 0 && value != 0) || (std::isinf(limit) && !std::isinf(value)))
-    usage_error(fmt::format("--swiglu-limit {}: no such number in fp32; give 0 or inf for no clamp", swiglu_limit_word));
+    usage_error(fmt::format("--swiglu-limit {}: no such number in fp32; give 0 or inf for no clamp", word));
   return std::isinf(limit) || limit == 0 ? 0.0f : limit;  // -0 is 0
+}
+
+std::optional<float> LayerOptions::swiglu_limit() const {
+  if (swiglu_limit_word.empty()) return std::nullopt;
+  return swiglu_limit_of(swiglu_limit_word);
 }
 
 std::vector<int64_t> LayerOptions::dealt(int64_t tokens) const {

@@ -40,6 +40,9 @@ struct ProcessOptions {
 };
 std::vector<CLI::Option*> add_process_options(CLI::App& parser, ProcessOptions& options);
 
+// The value of --swiglu-limit; 0 = none. Throws bad usage.
+float swiglu_limit_of(const std::string& word);
+
 // One layer of a checkpoint, its tokens and how they are dealt to ranks.
 struct LayerOptions {
   std::string directory, input, tokens_per_rank, placement, shared_expert = "off";

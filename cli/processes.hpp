@@ -19,6 +19,8 @@ void remember_arguments(int argc, char** argv);
 // Starts `ranks` processes with this one's arguments, --rank and --world, and waits for all. Rank 0 has this process's standard output. When one
 // fails the others are stopped; its sentence and exit code are this command's. If this process is killed, so are they.
 ExitCode start_ranks(int32_t ranks);
+// Refuses --processes together with --rank, unless this process was started by start_ranks.
+void require_one_launcher(const ProcessOptions& options);
 // Refuses a file that cannot be read once for each rank; "" is fine.
 void require_readable_again(const std::string& option, const std::string& path);
 

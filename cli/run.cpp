@@ -120,6 +120,7 @@ ExitCode run_layer(const RunOptions& options, RankWorld* world) {
 
 ExitCode run(const RunOptions& options) {
   const LayerOptions& layer = options.layer;
+  require_one_launcher(layer.processes);
   if (layer.processes.is_rank())
     return as_rank(layer.processes, layer.num_ranks, layer.context, [&](RankWorld& world) { return run_layer(options, &world); });
   if (!layer.processes.processes) return run_layer(options, nullptr);

@@ -42,11 +42,14 @@ struct RankProcess {
   bool failed() const { return errors < 0 && !is_stopped && !(WIFEXITED(status) && WEXITSTATUS(status) == 0); }
 };
 
+// Of the worlds that process `parent` starts.
+std::string world_prefix(pid_t parent) { return fmt::format("cli-{}-", parent); }
+
 std::string random_name() {
   uint8_t random[12] = {};
   if (getentropy(random, sizeof(random)) != 0)
     throw Failure(ExitCode::kInternal, fmt::format("no random numbers for the ranks' meeting place: {}", std::strerror(errno)));
-  std::string name = fmt::format("cli-{}-", getpid());
+  std::string name = world_prefix(getpid());
   for (const uint8_t byte : random) name += fmt::format("{:02x}", byte);
   return name;
 }
@@ -152,6 +155,11 @@ void require_readable_again(const std::string& option, const std::string& path) 
   struct stat found = {};
   if (path.empty() || stat(path.c_str(), &found) != 0 || S_ISREG(found.st_mode)) return;  // one that is not there is told by whoever reads it
   usage_error(fmt::format("{} {}: every rank's process reads it, so it cannot be a pipe; give a file", option, path));
+}
+
+void require_one_launcher(const ProcessOptions& options) {
+  if (!options.processes || !options.is_rank() || options.world.starts_with(world_prefix(getppid()))) return;
+  usage_error("--processes starts the ranks itself, and --rank says that another launcher does; leave one of them out");
 }
 
 ExitCode start_ranks(int32_t ranks) {

@@ -237,6 +237,7 @@ ExitCode verify_cases(const VerifyOptions& options) {
 ExitCode verify(const VerifyOptions& options) {
   const LayerOptions& layer = options.layer;
   const ProcessOptions& processes = layer.processes;
+  require_one_launcher(processes);
   if (!options.cases.empty()) {
     if (!processes.starts_ranks()) return verify_cases(options);
     require_readable_again("--cases", options.cases);

@@ -1,5 +1,6 @@
 // monomoe_bench_*: arguments checked, the layer made, one row measured.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cmath>
 
@@ -26,6 +27,14 @@ Result<Problem> problem_of(const monomoe_context& context, const monomoe_bench_l
   const Problem problem{layer.hidden, layer.intermediate, layer.experts, layer.topk, context.num_ranks, layer.capacity, format.value()};
   if (auto legal = check(problem); !legal) return legal.error();
   if (layer.capacity < 1) return usage_error("layer->capacity is 0; a benchmark needs a token: give at least 1");
+  if (layer.topk > layer.experts)
+    return usage_error(fmt::format("layer->topk is {} and layer->experts {}; a benchmark's tokens have experts that differ: give at least as many", layer.topk, layer.experts));
+  // Two experts are made on the host; backend cpu keeps all of them there.
+  const auto expert = static_cast<double>(expert_layout(problem).bytes);
+  const double wanted = 2 * kDistinct * expert + (context.cuda == nullptr ? expert * static_cast<double>(problem.experts) : 0);
+  const double there = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  if (wanted > there)
+    return unavailable(fmt::format("the experts of this benchmark need about {:.0f} GB of host memory, the machine has {:.0f} GB; give fewer or smaller experts", wanted * 1e-9, there * 1e-9));
   return problem;
 }
 
@@ -93,7 +102,7 @@ Result<cuda::BenchMode> mode_of(const monomoe_context& context, const monomoe_be
   }
 }
 
-Result<Routing> routing_of(const monomoe_bench_call& call) {
+Result<Routing> routing_of(const Problem& p, const monomoe_bench_call& call) {
   const double value = call.routing_value;
   switch (const int number = enum_number(call.routing); number) {
     case MONOMOE_ROUTING_UNIFORM:
@@ -104,6 +113,8 @@ Result<Routing> routing_of(const monomoe_bench_call& call) {
       return Routing{RoutingKind::kZipf, value};
     case MONOMOE_ROUTING_HOT:
       if (!(value >= 0 && value <= 1)) return usage_error(fmt::format("call->routing_value is {}, wanted the hot expert's share of the tokens, 0 to 1", value));
+      if (p.experts <= p.topk)
+        return usage_error(fmt::format("hot routing keeps the other tokens off one expert; with {} experts and top-{} that cannot be: give more experts", p.experts, p.topk));
       return Routing{RoutingKind::kHot, value};
     default:
       return usage_error(fmt::format("call->routing is {}, wanted a monomoe_bench_routing: 0 uniform, 1 zipf, 2 hot", number));
@@ -121,7 +132,7 @@ Result<BenchCall> call_of(const monomoe_bench& bench, const monomoe_bench_call& 
   if (!launch) return launch.error();
   auto mode = mode_of(*bench.context, given.mode);
   if (!mode) return mode.error();
-  auto routing = routing_of(given);
+  auto routing = routing_of(bench.problem, given);
   if (!routing) return routing.error();
   call.num_tokens = given.num_tokens;
   call.launch = launch.value();

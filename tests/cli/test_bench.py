@@ -103,6 +103,15 @@ class Bench(CliTest):
         self.refused(USAGE, "bench", "--backend", "cpu", "--hidden", 200, "--intermediate", 128, "--experts", 8, "--topk", 2, says=("hidden is 200", "multiple of 128"))
         self.refused(USAGE, *SMALL, "--repeats", 0, says=("--repeats",))
 
+    def test_layers_and_routes_that_cannot_be(self):
+        sizes = ["bench", "--hidden", 256, "--intermediate", 128, "--weights", "fp8", "--backend", "cpu", "--tokens", 4]
+        self.refused(USAGE, *sizes, "--experts", 8, "--topk", 9, says=("topk is 9", "experts 8", "give at least as many"))
+        self.refused(USAGE, *sizes, "--experts", 4, "--topk", 4, "--routing", "hot:0", says=("hot routing", "4 experts and top-4", "give more experts"))
+        self.refused(USAGE, *sizes, "--experts", 8, "--topk", 2, "--swiglu-limit", "1e300", says=("--swiglu-limit 1e300: no such number in fp32",))
+        self.refused(USAGE, *sizes, "--experts", 8, "--topk", 2, "--swiglu-limit", "0x1p3", says=("--swiglu-limit 0x1p3: wanted a decimal number",))
+        large = ["bench", "--hidden", 65536, "--intermediate", 32768, "--experts", 1024, "--topk", 2, "--weights", "fp8", "--backend", "cpu", "--tokens", 1]
+        self.refused(UNAVAILABLE, *large, says=("GB of host memory", "give fewer or smaller experts"))
+
     def test_cuda_without_a_gpu(self):
         doctor = json.loads(self.good("doctor", "--json"))
         if doctor["backends"]["cuda"]["available"]:

@@ -200,6 +200,29 @@ class LauncherTest(RanksTest):
         self.assertIn("capacity is 9 on rank 1 and 8 on rank 0", errors[1])
         self.assertEqual(list(self.folder.glob("out*")), [])
 
+    def test_ranks_that_were_given_other_things(self) -> None:
+        other = self.folder / "other.safetensors"
+        other.write_bytes(Path(self.tokens()).read_bytes())
+        base = self.arguments("--ranks", 2, "--world", self.world)
+        changed = {"--input": other, "the checkpoint": self.checkpoint("fp8"), "--layer": 1}
+        place = {"--input": base.index("--input") + 1, "the checkpoint": 1, "--layer": base.index("--layer") + 1}
+        for name, value in changed.items():
+            words = list(base)
+            words[place[name]] = str(value)
+            codes, errors = zip(*map(self.ends, [self.start(*base, "--rank", 0), self.start(*words, "--rank", 1)]))
+            self.assertEqual(codes, (USAGE, USAGE), errors)
+            for error in errors:
+                self.assertRegex(error, f"{name} is .* on rank 0 and .* on rank 1; give every rank the same")
+        codes, errors = zip(*map(self.ends, [self.rank(0, "--swiglu-limit", 1), self.rank(1, "--swiglu-limit", 2)]))
+        self.assertEqual(codes, (USAGE, USAGE), errors)
+        self.assertIn("--swiglu-limit is 1 on rank 0 and 2 on rank 1; give every rank the same", errors[0])
+        self.assertEqual(list(self.folder.glob("out*")), [])
+
+    def test_two_launchers_at_once(self) -> None:
+        code, error = self.ends(self.rank(0, "--processes"))
+        self.assertEqual(code, USAGE)
+        self.assertIn("--processes starts the ranks itself, and --rank says that another launcher does; leave one of them out", error)
+
     def test_a_rank_started_twice(self) -> None:
         first = self.rank(1)
         while not left_sockets(self.world):
