@@ -14,16 +14,7 @@ __device__ __forceinline__ bool is_ordinary_gate(float g) {
 
 // exp_contract(x) for x in [-80, 44], where no factor of it over- or underflows: the power of two is added to the exponent.
 __device__ __forceinline__ float exp_in_range(float x) {
-  const float shifted = fma_rn(x, 0x1.715476p+0f, 0x1.8p23f);
-  const float n = add_rn(shifted, -0x1.8p23f);
-  const float r = fma_rn(n, -0x1.7f7d1cp-20f, fma_rn(n, -0x1.62e400p-1f, x));
-  float q = 0x1.a12a62p-13f;
-  q = fma_rn(q, r, 0x1.6d4944p-10f);
-  q = fma_rn(q, r, 0x1.1110dep-7f);
-  q = fma_rn(q, r, 0x1.5554e4p-5f);
-  q = fma_rn(q, r, 0x1.555556p-3f);
-  q = fma_rn(q, r, 0.5f);
-  const float mantissa = add_rn(1.0f, fma_rn(mul_rn(r, r), q, r));
+  const auto [mantissa, shifted] = exp_parts(x);
   return bits_float(float_bits(mantissa) + (float_bits(shifted) << 23));
 }
 
