@@ -26,11 +26,13 @@ CASE = re.compile(r"^(ok|FAILED) launch=(\w+) (.*) \((\d+) differ, ([\d.]+) us\)
 
 
 def run(command: list[str], limit_s: int, **variables: str) -> tuple[int, str, float]:
-    """Exit status (124: out of time), output, seconds."""
+    """Exit status (124: out of time, 127: no such program), output, seconds."""
     begin = time.monotonic()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, env=os.environ | variables, check=False)
         return done.returncode, done.stdout + done.stderr, time.monotonic() - begin
+    except FileNotFoundError as absent:
+        return 127, str(absent), 0.0
     except subprocess.TimeoutExpired as late:
         output = late.stdout or b""
         return 124, output.decode(errors="replace") if isinstance(output, bytes) else output, time.monotonic() - begin
@@ -151,6 +153,29 @@ def find(build: Path, name: str) -> Path:
     sys.exit(f"gpu_check: {name} is in none of {', '.join(map(str, places))}; build it first")
 
 
+def attempt(step) -> dict:
+    """A step that this program itself cannot finish has failed; the others go on."""
+    try:
+        return step()
+    except Exception as error:  # noqa: BLE001
+        return {"ok": False, "output_tail": f"{type(error).__name__}: {error}"}
+
+
+def write_report(steps: dict, output: Path, driver: str, **more: object) -> int:
+    """Makes the steps and writes one JSON of them. Returns the exit code."""
+    report = commit() | {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "machine": machine(),
+                         "driver_cuda": driver, **more, "steps": {}}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    for name, step in steps.items():
+        result = report["steps"][name] = attempt(step)
+        print(f"{name}: {'ok' if result['ok'] else 'FAILED'}{', skipped: ' + result['skipped'] if 'skipped' in result else ''}", flush=True)
+        # After each step, so that a run that is cut short leaves what it saw; it is ok only when all steps were made and passed.
+        report["ok"] = all(step["ok"] for step in report["steps"].values()) and len(report["steps"]) == len(steps)
+        output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"written: {output}")
+    return 0 if report["ok"] else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", type=Path, required=True)
@@ -174,18 +199,7 @@ def main() -> int:
         "memcheck": lambda: memcheck(programs["cuda_calls"]),
         "verify_cases": lambda: verify_cases(programs["monomoe"]),
     }
-    report = commit() | {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "machine": machine(),
-                         "driver_cuda": cuda["driver"]["version"], "steps": {}}
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    for name, step in steps.items():
-        report["steps"][name] = step()
-        result = report["steps"][name]
-        print(f"{name}: {'ok' if result['ok'] else 'FAILED'}{', skipped: ' + result['skipped'] if 'skipped' in result else ''}", flush=True)
-        # After each step, so that a run that is cut short leaves what it saw; it is ok only when all steps were made and passed.
-        report["ok"] = all(step["ok"] for step in report["steps"].values()) and len(report["steps"]) == len(steps)
-        arguments.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"written: {arguments.output}")
-    return 0 if report["ok"] else 1
+    return write_report(steps, arguments.output, cuda["driver"]["version"])
 
 
 if __name__ == "__main__":

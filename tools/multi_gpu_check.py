@@ -6,7 +6,6 @@ Exit codes: 0 everything passed, 1 something failed, 4 fewer than two Hopper GPU
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import secrets
@@ -16,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpu_check import ROOT, commit, find, machine, run, tail_if_failed
+from gpu_check import ROOT, find, run, tail_if_failed, write_report
 
 FORMATS = ("nvfp4", "mxfp4", "fp8")
 CAPTURE = ROOT / "examples" / "tiny-moe-capture" / "layer0.safetensors"
@@ -163,18 +162,7 @@ def main() -> int:
     }
     if arguments.steps:
         steps = {name: steps[name] for name in arguments.steps.split(",")}
-    report = commit() | {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "machine": machine(),
-                         "driver_cuda": cuda["driver"]["version"], "ranks": number, "steps": {}}
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    for name, step in steps.items():
-        report["steps"][name] = step()
-        result = report["steps"][name]
-        print(f"{name}: {'ok' if result['ok'] else 'FAILED'}{', skipped: ' + result['skipped'] if 'skipped' in result else ''}", flush=True)
-        # After each step, so that a run that is cut short leaves what it saw; it is ok only when all steps were made and passed.
-        report["ok"] = all(step["ok"] for step in report["steps"].values()) and len(report["steps"]) == len(steps)
-        arguments.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"written: {arguments.output}")
-    return 0 if report["ok"] else 1
+    return write_report(steps, arguments.output, cuda["driver"]["version"], ranks=number)
 
 
 if __name__ == "__main__":

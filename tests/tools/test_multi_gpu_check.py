@@ -1,6 +1,10 @@
 """The processes of tools/multi_gpu_check.py, with programs that need no GPU."""
 
+import contextlib
+import io
+import json
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -26,6 +30,15 @@ class RanksTest(unittest.TestCase):
         done = multi_gpu_check.Ranks(2, ["GPU-a"]).run(lambda world, rank: ["sh", "-c", f"[ {rank} = 0 ] || exec sleep 600"], 2)
         self.assertEqual(done["codes"], [0, multi_gpu_check.KILLED])
         self.assertTrue(done["late"])
+
+    def test_a_step_that_breaks_is_told_and_the_others_are_made(self):
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            output = Path(folder) / "report.json"
+            steps = {"broken": lambda: {}["no such key"], "fine": lambda: {"ok": True, "us": 3}}
+            self.assertEqual(multi_gpu_check.write_report(steps, output, "13.0", ranks=2), 1)
+            report = json.loads(output.read_text())
+        self.assertEqual(report["steps"], {"broken": {"ok": False, "output_tail": "KeyError: 'no such key'"}, "fine": {"ok": True, "us": 3}})
+        self.assertEqual((report["ok"], report["ranks"], report["driver_cuda"]), (False, 2, "13.0"))
 
 
 if __name__ == "__main__":
