@@ -30,7 +30,7 @@ inline constexpr int kUnits = 4;
 inline constexpr int kUnitBytes = kSubtileTokens * kBlockK;
 static_assert(kUnits * kSubtileTokens == kGpuTokenBlock);
 
-inline constexpr int kStagingBytes = 17 * 1024;  // epilogue of few tokens: sums [16 tokens x 260 words], or contributions [32 tokens x 256] bf16
+inline constexpr int kStagingBytes = 26 * 1024;  // epilogue of few tokens: codes of GEMM1, and contributions of GEMM2 [2 warpgroups x 32 tokens x 128] bf16
 
 template <bool kIsFp8>
 struct Config {
@@ -79,7 +79,7 @@ struct alignas(1024) SharedStorage {
   uint8_t expanded[C::is_fp8 ? kStagingBytes : C::kExpandedSlots * kFp8HalfBytes];
   alignas(1024) uint8_t weights[C::kWeightSlots][C::kHalfBytes];
   float scales[C::kTokenStages][kGpuTokenBlock];
-  const uint8_t* row_codes[kFewTokens];  // gather: where each token's row begins
+  alignas(16) const uint8_t* row_codes[kFewTokens];  // gather: where each token's row begins
   const float* row_scales[kFewTokens];
   // FP4: used by the math warps in tasks of few tokens and by the expanding ones in the others, never at once: those wait until these are done.
   ExpandTables tables;
@@ -103,6 +103,7 @@ struct alignas(1024) SharedStorage {
   static __device__ __forceinline__ uint32_t tokens_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, tokens) + i * sizeof(tokens[0]); }
   static __device__ __forceinline__ uint32_t weights_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, weights) + i * sizeof(weights[0]); }
   static __device__ __forceinline__ uint32_t scales_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, scales) + i * sizeof(scales[0]); }
+  static __device__ __forceinline__ uint32_t row_codes_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, row_codes) + i * sizeof(row_codes[0]); }
   static __device__ __forceinline__ uint32_t weights_full_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, weights_full) + i * sizeof(weights_full[0]); }
   static __device__ __forceinline__ uint32_t weights_empty_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, weights_empty) + i * sizeof(weights_empty[0]); }
   static __device__ __forceinline__ uint32_t tokens_full_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, tokens_full) + i * sizeof(tokens_full[0]); }
@@ -124,6 +125,7 @@ template <class C>
 __device__ __forceinline__ SharedStorage<C>& shared_storage() {
   return *reinterpret_cast<SharedStorage<C>*>(shared_bytes());
 }
-enum NamedBarrier : uint32_t { kMathBarrier = 1, kExpandBarrier = 2 };
+// kWarpgroupBarrier and the one after it: of each math warpgroup.
+enum NamedBarrier : uint32_t { kMathBarrier = 1, kExpandBarrier = 2, kWarpgroupBarrier = 3 };
 
 }  // namespace monomoe::cuda

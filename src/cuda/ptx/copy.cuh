@@ -48,6 +48,9 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
   return v;
 }
+__device__ __forceinline__ void load_shared_pointers(uint32_t address, const uint8_t*& first, const uint8_t*& second) {
+  asm volatile("ld.shared.v2.u64 {%0,%1}, [%2];" : "=l"(first), "=l"(second) : "r"(address));
+}
 __device__ __forceinline__ uint2 load_shared_8(uint32_t address) {
   uint2 v;
   asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));

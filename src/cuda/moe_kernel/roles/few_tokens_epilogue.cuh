@@ -13,10 +13,28 @@ namespace monomoe::cuda {
 inline constexpr int kCodePitch = 128 + 16;  // bytes between two tokens' codes, against bank conflicts
 struct QuantiseStaging {
   uint8_t codes[kFewTokens][kCodePitch];
-  uint32_t largest[kFewTokens];  // magnitude bits
   float inverse[kFewTokens];     // negative: the token's group is not finite
+  uint32_t largest[kFewTokens];  // magnitude bits; zero between tasks
 };
-static_assert(sizeof(QuantiseStaging) <= kStagingBytes);
+template <class C>
+__device__ __forceinline__ QuantiseStaging& quantise_staging(SharedStorage<C>& smem) { return *reinterpret_cast<QuantiseStaging*>(smem.staging()); }
+
+// GEMM2. A warpgroup sends its half of the rows alone, so each has its own place; both lie behind GEMM1's, which the other one may still read.
+inline constexpr int kStagedTokens = 32;
+inline constexpr int kStagedRowBytes = kHalfRows * 2;  // bf16
+inline constexpr int kStagedBytes = kStagedTokens * kStagedRowBytes;
+inline constexpr int kContributionsBegin = (static_cast<int>(sizeof(QuantiseStaging)) + 1023) / 1024 * 1024;
+static_assert(kContributionsBegin + kMathWarpgroups * kStagedBytes <= kStagingBytes);
+
+// The staging lies where FP4's expanded tiles do: after such a task the other warpgroup may still multiply the last of them, and the maxima are lost.
+template <class C>
+__device__ __forceinline__ void prepare_staging(SharedStorage<C>& smem, MathRings<C>& rings, int math_thread) {
+  if (rings.staging_ready) return;
+  math_barrier();
+  if (math_thread < kFewTokens) quantise_staging(smem).largest[math_thread] = 0;
+  math_barrier();
+  rings.staging_ready = true;
+}
 
 // Maxima over the lanes of one token, into shared memory. h[m][2j + b]: token 8j + 2t + b.
 template <int kTokens>
@@ -36,8 +54,7 @@ __device__ __forceinline__ void gather_largest(QuantiseStaging& staging, const f
 }
 
 // The scale of a token, a thread each; the scale is returned and stored when the codes are on their way.
-__device__ __forceinline__ float token_scale(QuantiseStaging& staging, int token) {
-  const uint32_t largest = staging.largest[token];
+__device__ __forceinline__ float token_scale(QuantiseStaging& staging, uint32_t largest, int token) {
   const bool finite = largest < kFp32InfinityBits;
   const ActivationScale s = activation_scale(bits_float(largest), finite);
   staging.inverse[token] = finite ? s.inverse : -1.0f;
@@ -50,12 +67,11 @@ __device__ __forceinline__ void few_tokens_gemm1_epilogue(const Params& params, 
   const int thread = ptx::thread_index() % 128, lane = thread % 32, g = lane / 4, t = lane % 4, warp = thread / 32;
   const int math_thread = warpgroup * 128 + thread;
   constexpr int kOwn = kTokens / 4;  // tokens of a thread
-  auto& staging = *reinterpret_cast<QuantiseStaging*>(smem.staging());
-  math_barrier();  // the staging of the last task has been read
-  rings.release(lane);
-  if (math_thread < kTokens) staging.largest[math_thread] = 0;
-  float h[kRowBlocks * kOwn];
   const int count = task.count;
+  // What the route adds at the end is asked for now.
+  const auto* routes = reinterpret_cast<const Route*>(params.workspace + params.local.routes);
+  const float weight = math_thread < count ? __ldcg(&routes[task.route_begin + math_thread].weight) : 0.0f;
+  float h[kRowBlocks * kOwn];
   swiglu_all(
       [&](int i) {
         if (i % kOwn / 2 * 8 + 2 * t + i % 2 >= count) return GateUp{1.0f, 1.0f};  // what lies in rows without a token must not send the others the slow way
@@ -63,10 +79,16 @@ __device__ __forceinline__ void few_tokens_gemm1_epilogue(const Params& params, 
         return GateUp{mul_rn(s[0], task.multiplier[0]), mul_rn(s[2], task.multiplier[1])};
       },
       params.swiglu_limit, h);
-  math_barrier();
+  QuantiseStaging& staging = quantise_staging(smem);
+  prepare_staging(smem, rings, math_thread);
   gather_largest<kTokens>(staging, h, lane);
-  math_barrier();
-  const float scale = math_thread < count ? token_scale(staging, math_thread) : 0.0f;
+  math_barrier();  // and the codes of the last task have been read
+  rings.release(lane);
+  float scale = 0.0f;
+  if (math_thread < kTokens) {
+    scale = token_scale(staging, staging.largest[math_thread], math_thread);
+    staging.largest[math_thread] = 0;  // for the next task
+  }
   math_barrier();
   // Channel 64 * warpgroup + 32m + 8w + g is logical k 32t' + 8i + 4h' + b', at physical byte 32i + 16h' + 4t' + b' (numerics/tensor_core.h).
   const int place = 32 * warp + 16 * (g / 4) + 8 * warpgroup + g % 4;
@@ -84,61 +106,72 @@ __device__ __forceinline__ void few_tokens_gemm1_epilogue(const Params& params, 
     const int row = piece / 8, chunk = piece % 8;
     *reinterpret_cast<uint4*>(codes + row * kBlockK + ((chunk ^ (row & 7)) << 4)) = *reinterpret_cast<const uint4*>(&staging.codes[row][chunk * 16]);
   }
-  if (math_thread >= count) return;
-  const auto* routes = reinterpret_cast<const Route*>(params.workspace + params.local.routes);
-  const float weight = __ldcg(&routes[task.route_begin + math_thread].weight);
-  mid_scales(params, task)[task.tile * block_rows(task) + math_thread] = route_scale(scale, weight);
+  if (math_thread < count) mid_scales(params, task)[task.tile * block_rows(task) + math_thread] = route_scale(scale, weight);
 }
 
-inline constexpr int kStagedTokens = 32;  // contributions [32 tokens x 256 rows] bf16 fill the staging
-
-// Tokens [begin, begin + 8) of this thread's rows into the staging, transposed to [token][row]; 16-byte chunks swizzled by token.
+// Eight tokens from `token` on of this thread's rows into the warpgroup's staging, transposed to [token][row]; 16-byte chunks swizzled by token.
 __device__ __forceinline__ void stage_eight_tokens(uint32_t staging, int token, int row, const float (&s)[4], float multiplier, int lane) {
   const uint32_t first = ptx::encode_bf16_pair(mul_rn(s[0], multiplier), mul_rn(s[1], multiplier));
   const uint32_t second = ptx::encode_bf16_pair(mul_rn(s[2], multiplier), mul_rn(s[3], multiplier));
   const int local = token + lane % 8, chunk = row / 8 + (lane / 8) % 2;
-  ptx::store_matrices_transposed(staging + local * 512 + ((chunk ^ (local & 7)) << 4), first, second);
+  ptx::store_matrices_transposed(staging + local * kStagedRowBytes + ((chunk ^ (local & 7)) << 4), first, second);
 }
 
-__device__ __forceinline__ void send_staged(const Params& params, const BlockTask& task, const uint8_t* staging, int begin, int math_thread) {
+// Where the warpgroup's rows of a route's contribution go: to the memory of the token's rank.
+__device__ __forceinline__ uint8_t* contribution_of(const Params& params, const BlockTask& task, int token, int warpgroup) {
   const Problem& p = params.problem;
-  const int rows = static_cast<int>(min_of(kTileRows, p.hidden - static_cast<int64_t>(task.tile) * kTileRows));
   const auto* routes = reinterpret_cast<const Route*>(params.workspace + params.local.routes);
-  const int lane = math_thread % 32;
-  for (int local = math_thread / 32; local < kStagedTokens && begin + local < task.count; local += kMathWarps) {
-    const int4 route = __ldcg(reinterpret_cast<const int4*>(routes + task.route_begin + begin + local));
-    uint8_t* row = params.peers[route.x] + params.symmetric.contributions +
-                   ((static_cast<int64_t>(route.y) * p.topk + route.z) * p.hidden + static_cast<int64_t>(task.tile) * kTileRows) * 2;
-    if (lane * 8 >= rows) continue;
-    const uint4 v = *reinterpret_cast<const uint4*>(staging + local * 512 + ((lane ^ (local & 7)) << 4));
-    *reinterpret_cast<uint4*>(row + lane * 16) = v;
+  const int4 route = __ldcg(reinterpret_cast<const int4*>(routes + task.route_begin + token));
+  return params.peers[route.x] + params.symmetric.contributions +
+         ((static_cast<int64_t>(route.y) * p.topk + route.z) * p.hidden + static_cast<int64_t>(task.tile) * kTileRows + warpgroup * kHalfRows) * 2;
+}
+
+// A warp sends every fourth token of a round, two at a time: lanes 0..15 one, lanes 16..31 the next. Lane i knows where the warp's token i goes.
+template <int kRoundTokens>
+__device__ __forceinline__ void send_staged(const uint8_t* staging, uint8_t* destination, int warp, int lane) {
+#pragma unroll
+  for (int i = 0; i < kRoundTokens / 8; ++i) {
+    const int mine = 2 * i + lane / 16, local = 4 * mine + warp;
+    auto* row = reinterpret_cast<uint8_t*>(__shfl_sync(0xFFFFFFFFu, reinterpret_cast<unsigned long long>(destination), mine));
+    if (row == nullptr) continue;
+    const uint4 v = *reinterpret_cast<const uint4*>(staging + local * kStagedRowBytes + ((lane % 16 ^ (local & 7)) << 4));
+    *reinterpret_cast<uint4*>(row + lane % 16 * 16) = v;
   }
 }
 
 template <class C, int kTokens>
 __device__ __forceinline__ void few_tokens_gemm2_epilogue(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings,
                                                           Sums<kTokens>& sums, int warpgroup) {
-  const int thread = ptx::thread_index() % 128;
-  const int lane = thread % 32, warp = thread / 32;
-  const int math_thread = warpgroup * 128 + thread;
-  const uint32_t staging = smem.expanded_at();
-  math_barrier();  // the staging of the last task has been read
-  rings.release(lane);
-  constexpr int kGroups = kTokens / 8;
+  const int thread = ptx::thread_index() % 128, lane = thread % 32, warp = thread / 32;
+  const auto barrier = static_cast<NamedBarrier>(kWarpgroupBarrier + warpgroup);
+  constexpr int kRounds = (kTokens + kStagedTokens - 1) / kStagedTokens;
+  const bool has_rows = warpgroup < task_extent(params, task).halves;
+  uint8_t* destination[kRounds];
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group) {
+  for (int round = 0; round < kRounds; ++round) {
+    const int token = round * kStagedTokens + 4 * lane + warp;
+    destination[round] = has_rows && lane < kStagedTokens / 4 && token < task.count ? contribution_of(params, task, token, warpgroup) : nullptr;
+  }
+  const uint32_t begin = kContributionsBegin + warpgroup * kStagedBytes;
+  prepare_staging(smem, rings, warpgroup * 128 + thread);
 #pragma unroll
-    for (int m = 0; m < kRowBlocks; ++m) {
-      const float s[4] = {sums.value[m][4 * group], sums.value[m][4 * group + 1], sums.value[m][4 * group + 2], sums.value[m][4 * group + 3]};
-      const int row = 64 * (2 * warpgroup + m) + 16 * warp;
-      stage_eight_tokens(staging, group * 8 % kStagedTokens, row, s, task.multiplier[0], lane);
+  for (int round = 0; round < kRounds; ++round) {
+    constexpr int kLast = kTokens - (kRounds - 1) * kStagedTokens;
+    const int tokens = round == kRounds - 1 ? kLast : kStagedTokens;
+    ptx::named_barrier_sync(barrier, 128);  // what was staged before has been read
+    if (round == 0) rings.release(lane);
+#pragma unroll
+    for (int group = 0; group < tokens / 8; ++group) {
+#pragma unroll
+      for (int m = 0; m < kRowBlocks; ++m) {
+        const float* value = &sums.value[m][4 * (round * kStagedTokens / 8 + group)];
+        const float s[4] = {value[0], value[1], value[2], value[3]};
+        stage_eight_tokens(smem.expanded_at() + begin, group * 8, 64 * m + 16 * warp, s, task.multiplier[0], lane);
+      }
     }
-    const bool full = group * 8 % kStagedTokens == kStagedTokens - 8;
-    if (full || group == kGroups - 1) {
-      math_barrier();
-      send_staged(params, task, smem.staging(), group * 8 / kStagedTokens * kStagedTokens, math_thread);
-      math_barrier();
-    }
+    ptx::named_barrier_sync(barrier, 128);
+    if (round == kRounds - 1) send_staged<kLast>(smem.staging() + begin, destination[round], warp, lane);
+    else send_staged<kStagedTokens>(smem.staging() + begin, destination[round], warp, lane);
   }
 }
 

@@ -32,8 +32,17 @@ __device__ __forceinline__ void copy_rows(SharedStorage<C>& smem, const BlockTas
   const uint32_t tokens = smem.tokens_at(stage) + unit * kUnitBytes;
   const int64_t from = k_block * kBlockK + thread * 16;
   if (unit < units) {
-#pragma unroll 4
-    for (int row = 0; row < task.count; ++row) ptx::copy_async_16(tokens + row * 128 + ((chunk ^ (row & 7)) << 4), smem.row_codes[row] + from);
+    // Four rows at a time: their places are all loaded before the first copy, which they could not pass.
+    int row = 0;
+    for (; row + 4 <= task.count; row += 4) {
+      const uint8_t* codes[4];
+      ptx::load_shared_pointers(smem.row_codes_at(row), codes[0], codes[1]);
+      ptx::load_shared_pointers(smem.row_codes_at(row + 2), codes[2], codes[3]);
+      const uint32_t group = tokens + row * 128, place = (chunk ^ (row & 4)) << 4;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) ptx::copy_async_16(group + i * 128 + (place ^ (i << 4)), codes[i] + from);
+    }
+    for (; row < task.count; ++row) ptx::copy_async_16(tokens + row * 128 + ((chunk ^ (row & 7)) << 4), smem.row_codes[row] + from);
   }
   const uint32_t scales = smem.scales_at(stage);
   for (int row = thread; row < task.count; row += kGatherThreads) {

@@ -27,7 +27,10 @@ template <class C, int kSubtiles>
 __device__ __forceinline__ void many_tokens_task(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings,
                                                  int warpgroup) {
   const auto [k_blocks, halves] = task_extent(params, task);
-  if constexpr (!C::is_fp8) rings.weights.skip(k_blocks * halves);  // the expanding warps take them
+  if constexpr (!C::is_fp8) {
+    rings.weights.skip(k_blocks * halves);  // the expanding warps take them
+    rings.staging_ready = false;
+  }
 #pragma unroll 1
   for (int half = 0; half < halves; ++half) {
     TokenSums<kSubtiles> sums;
@@ -55,6 +58,7 @@ __device__ __forceinline__ void run_gemm(const Params& params, SharedStorage<C>&
   else if (task.count <= 16) few_tokens_task<C, 16>(params, smem, task, rings, warpgroup);
   else if (task.count <= 32) few_tokens_task<C, 32>(params, smem, task, rings, warpgroup);
   else if (task.count <= 48) few_tokens_task<C, 48>(params, smem, task, rings, warpgroup);
+  else if (task.count <= 56) few_tokens_task<C, 56>(params, smem, task, rings, warpgroup);
   else few_tokens_task<C, 64>(params, smem, task, rings, warpgroup);
 }
 

@@ -21,6 +21,7 @@ struct MathRings {
   RingCursor<C::kExpandedSlots> expanded = RingCursor<C::kExpandedSlots>::consumer();
   uint32_t held_weights = 0, held_tokens = 0;  // addresses of barriers to arrive on, 0: none
   uint32_t arrivals = 1;                       // on held_weights
+  bool staging_ready = false;                  // for tasks of few tokens
 
   __device__ __forceinline__ void release(int lane) {
     if ((held_weights | held_tokens) == 0) return;
