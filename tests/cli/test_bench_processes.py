@@ -8,8 +8,10 @@ import random
 import signal
 import statistics
 import subprocess
+import sys
 import time
 import unittest
+from pathlib import Path
 
 from support import CLI, INTERNAL, OK, USAGE, CliTest
 from test_processes import children, is_running, left_sockets
@@ -116,6 +118,14 @@ class ProcessesTest(RanksTest):
                 said = self.refused(USAGE, *words, says=(sentence,))
                 self.assertEqual(said.strip().count("\n"), 0, said)
         self.assertFalse(trace.exists())
+
+    def test_the_check_for_several_gpus_asks_for_what_there_is(self):
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+        import multi_gpu_check
+
+        for uneven in (False, True):
+            # Everything else was understood when the mode is refused.
+            self.refused(USAGE, "bench", *multi_gpu_check.bench_words(4, uneven), "--processes", "--backend", "cpu", "--timeout", 60, "--json", says=("--mode has graph",))
 
 
 class LauncherTest(RanksTest):
