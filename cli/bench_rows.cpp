@@ -51,15 +51,28 @@ monomoe_bench_mode mode_number(const std::string& word) {
   return word == "back-to-back" ? MONOMOE_BENCH_BACK_TO_BACK : MONOMOE_BENCH_COLD;
 }
 
-std::vector<int64_t> tokens_of(const BenchOptions& options) {
-  const std::string list = options.tokens.empty() ? kDefaultTokens : options.tokens;
+// An entry of --tokens: the number of each rank, or one for all ranks.
+std::vector<int64_t> tokens_from_word(const std::string& word, const BenchOptions& options) {
   std::vector<int64_t> tokens;
-  for (const std::string& word : split_at(list, ',')) {
-    const std::optional<int64_t> count = whole_number(word);
-    if (!count || *count < 1 || *count > int64_t{1} << 20)
-      usage_error(fmt::format("--tokens {}: '{}' must be a number of tokens of each rank, 1..{}", list, word, int64_t{1} << 20));
+  const std::vector<std::string> parts = split_at(word, '+');
+  const int64_t least = parts.size() > 1 ? 0 : 1;
+  for (const std::string& part : parts) {
+    const std::optional<int64_t> count = whole_number(part);
+    if (!count || *count < least || *count > int64_t{1} << 20)
+      usage_error(fmt::format("--tokens {}: '{}' must be a number of tokens of {}, {}..{}", options.tokens, part, parts.size() > 1 ? "a rank" : "each rank",
+                              least, int64_t{1} << 20));
     tokens.push_back(*count);
   }
+  if (tokens.size() > 1 && tokens.size() != static_cast<size_t>(options.num_ranks))
+    usage_error(fmt::format("--tokens {}: '{}' has {} numbers, --ranks is {}; give one for each rank, or one for all", options.tokens, word, tokens.size(),
+                            options.num_ranks));
+  if (std::ranges::max(tokens) == 0) usage_error(fmt::format("--tokens {}: '{}' is 0 on all ranks; a benchmark needs a token", options.tokens, word));
+  return tokens;
+}
+
+std::vector<std::vector<int64_t>> tokens_of(const BenchOptions& options) {
+  std::vector<std::vector<int64_t>> tokens;
+  for (const std::string& word : split_at(options.tokens.empty() ? kDefaultTokens : options.tokens, ',')) tokens.push_back(tokens_from_word(word, options));
   return tokens;
 }
 
@@ -110,13 +123,13 @@ monomoe_bench_call first_call(const BenchOptions& options) {
 }
 
 // With every launch and mode.
-std::vector<monomoe_bench_call> launched(const BenchOptions& options, const monomoe_bench_call& call) {
-  std::vector<monomoe_bench_call> calls;
+std::vector<RowCall> launched(const BenchOptions& options, const monomoe_bench_call& call) {
+  std::vector<RowCall> calls;
   for (const std::string& launch : words_or(options.launches, "one")) {
     for (const std::string& mode : words_or(options.modes, "cold")) {
-      calls.push_back(call);
-      calls.back().launch = launch_number(launch);
-      calls.back().mode = mode_number(mode);
+      calls.push_back({call, {}});
+      calls.back().call.launch = launch_number(launch);
+      calls.back().call.mode = mode_number(mode);
     }
   }
   return calls;
@@ -142,21 +155,29 @@ std::vector<LayerRows> layers_of_file(const BenchOptions& options) {
 
 }  // namespace
 
+monomoe_bench_call RowCall::view() const {
+  monomoe_bench_call seen = call;
+  seen.tokens_per_rank = tokens_per_rank.empty() ? nullptr : tokens_per_rank.data();
+  return seen;
+}
+
 std::vector<LayerRows> layers_of(const BenchOptions& options) {
   if (!options.cases.empty()) return layers_of_file(options);
-  const std::vector<int64_t> tokens = tokens_of(options);
-  const int64_t most = *std::ranges::max_element(tokens);
+  const std::vector<std::vector<int64_t>> tokens = tokens_of(options);
+  int64_t most = 0;
+  for (const std::vector<int64_t>& counts : tokens) most = std::max(most, std::ranges::max(counts));
   if (options.capacity >= 0 && options.capacity < most)
     usage_error(fmt::format("--capacity is {}, but --tokens has {}; raise --capacity, or measure fewer tokens", options.capacity, most));
-  std::vector<monomoe_bench_call> calls;
-  for (const monomoe_bench_call& call : launched(options, first_call(options))) {
+  std::vector<RowCall> calls;
+  for (const RowCall& row : launched(options, first_call(options))) {
     for (const std::string& word : words_or(options.routings, "uniform")) {
       const RoutingChoice routing = routing_from_word(word);
-      for (const int64_t count : tokens) {
-        calls.push_back(call);
-        calls.back().routing = routing.kind;
-        calls.back().routing_value = routing.value;
-        calls.back().num_tokens = count;
+      for (const std::vector<int64_t>& counts : tokens) {
+        calls.push_back(row);
+        calls.back().call.routing = routing.kind;
+        calls.back().call.routing_value = routing.value;
+        if (counts.size() > 1) calls.back().tokens_per_rank = counts;
+        else calls.back().call.num_tokens = counts[0];
       }
     }
   }
@@ -173,6 +194,28 @@ std::vector<LayerRows> layers_of(const BenchOptions& options) {
   return layers;
 }
 
+Settings settings_of(const BenchOptions& options) {
+  const auto words = [](const std::vector<std::string>& list) { return or_not_given(fmt::format("{}", fmt::join(list, ","))); };
+  const auto number = [](int64_t value) { return value < 0 ? "not given" : std::to_string(value); };
+  return {{"--cases", options.cases.empty() ? "not given" : file_given(options.cases)},
+          {"--ranks", std::to_string(options.num_ranks)},
+          {"--geometry", words(options.geometries)},
+          {"--hidden", number(options.hidden)},
+          {"--intermediate", number(options.intermediate)},
+          {"--experts", number(options.experts)},
+          {"--topk", number(options.topk)},
+          {"--weights", words(options.weights)},
+          {"--capacity", number(options.capacity)},
+          {"--swiglu-limit", options.swiglu_limit},
+          {"--seed", std::to_string(options.seed)},
+          {"--launch", words(options.launches)},
+          {"--mode", words(options.modes)},
+          {"--repeats", std::to_string(options.repeats)},
+          {"--check", options.check ? "given" : "not given"},
+          {"--routing", words(options.routings)},
+          {"--tokens", or_not_given(options.tokens)}};
+}
+
 void add_bench_options(CLI::App& parser, BenchOptions& options) {
   const auto list = [&](const char* name, std::vector<std::string>& words, const char* help) {
     return parser.add_option(name, words, help)->delimiter(',')->allow_extra_args(false);
@@ -186,11 +229,11 @@ void add_bench_options(CLI::App& parser, BenchOptions& options) {
       parser.add_option("--experts", options.experts, "routed experts over all ranks"),
       parser.add_option("--topk", options.topk, "slots of a token"),
       list("--weights", options.weights, "fp8, nvfp4 or mxfp4, a,b,.. [nvfp4]")->check(CLI::IsMember({"fp8", "nvfp4", "mxfp4"})),
-      parser.add_option("--tokens", options.tokens, "tokens of each rank, a,b,.. [1,16,256]"),
+      parser.add_option("--tokens", options.tokens, "tokens of each rank, a,b,.., or of the ranks in order, a+b+.. (zeros are legal) [1,16,256]"),
       parser.add_option("--capacity", options.capacity, "most tokens a rank may bring: what the workspace is made for [the largest of --tokens]")
           ->check(CLI::Range(int64_t{1}, int64_t{1} << 20)),
       list("--routing", options.routings, "uniform, zipf:S (exponent) or hot:F (share of the tokens that go to expert 0), a,b,.. [uniform]"),
-      parser.add_option("--ranks", options.num_ranks, "ranks, all in this process [1]")->check(CLI::Range(1, 64)),
+      parser.add_option("--ranks", options.num_ranks, "ranks; all in this process, but with --processes or --rank [1]")->check(CLI::Range(1, 64)),
       parser.add_option("--swiglu-limit", options.swiglu_limit, "clamp of gate and up; 0 or inf is none [10]"),
       parser.add_option("--seed", options.seed, "of weights, tokens and routes [1]"),
   };
@@ -203,6 +246,7 @@ void add_bench_options(CLI::App& parser, BenchOptions& options) {
   parser.add_option("--repeats", options.repeats, "timed samples of each row [20]")->check(CLI::Range(1, 10000));
   parser.add_flag("--check", options.check, "compare every row of backend cuda with backend cpu bit by bit, not the small ones alone");
   parser.add_option("--trace", options.trace, "file for a Chrome trace of one more launch of each row (ui.perfetto.dev opens it)");
+  add_process_options(parser, options.processes);
   add_machine_options(parser, options.context);
   parser.add_flag("--json", options.json, "report as JSON on standard output");
 }

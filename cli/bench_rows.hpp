@@ -6,6 +6,7 @@
 
 #include "monomoe/bench.h"
 #include "options.hpp"
+#include "processes.hpp"
 
 namespace monomoe::cli {
 
@@ -18,18 +19,28 @@ struct BenchOptions {
   std::string swiglu_limit = "10";
   bool check = false, json = false;
   ContextOptions context;
+  ProcessOptions processes;
 };
 void add_bench_options(CLI::App& parser, BenchOptions& options);
+
+struct RowCall {
+  monomoe_bench_call call = {};
+  std::vector<int64_t> tokens_per_rank;  // where they differ, else empty
+  // Of this, while it lives.
+  monomoe_bench_call view() const;
+};
 
 // One layer and the calls measured on it.
 struct LayerRows {
   monomoe_bench_layer layer = {};
   int32_t ranks = 1;
-  std::vector<monomoe_bench_call> calls;
+  std::vector<RowCall> calls;
   bool from_file = false;
   Origin origin() const { return from_file ? Origin::kFile : Origin::kCommandLine; }
 };
 // Throws bad usage or, for lines of --cases, bad input.
 std::vector<LayerRows> layers_of(const BenchOptions& options);
+// What must be the same on all ranks.
+Settings settings_of(const BenchOptions& options);
 
 }  // namespace monomoe::cli

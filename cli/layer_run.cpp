@@ -34,6 +34,18 @@ ForwardResult forward(const LayerJob& job, const Weights& weights, std::span<con
   return result;
 }
 
+// What must be the same on all ranks.
+Settings settings_of(const LayerOptions& options) {
+  return {{"the checkpoint", file_given(options.directory)},
+          {"--layer", std::to_string(options.layer)},
+          {"--input", file_given(options.input)},
+          {"--tokens-per-rank", or_not_given(options.tokens_per_rank)},
+          {"--placement", options.placement.empty() ? "not given" : file_given(options.placement)},
+          {"--shared-expert", options.shared_expert},
+          {"--swiglu-limit", or_not_given(options.swiglu_limit_word)},
+          {"--launch", options.context.launch}};
+}
+
 Clamp clamp_in_force(const LayerOptions& options, const monomoe_layer_info& info) {
   const std::optional<float> limit = options.swiglu_limit();
   if (limit) return {*limit, "option", *limit};
@@ -81,7 +93,7 @@ LayerJob prepare_layer(const LayerOptions& options, RankWorld* world) {
   job.options = options;
   job.world = world;
   options.swiglu_limit();  // bad usage is reported before any file is read
-  if (world != nullptr) require_same_arguments(*world, options);
+  if (world != nullptr) require_same_arguments(*world, settings_of(options));
   job.context = world != nullptr ? world->create_context() : options.context.create(options.num_ranks);
   const char* why = nullptr;
   monomoe_context_backend(job.context.get(), &why);

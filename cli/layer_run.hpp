@@ -41,9 +41,6 @@ struct LayerJob {
   std::vector<monomoe_tokens> tokens_view(std::span<const int64_t> ids, std::span<const float> weights, int64_t topk, uint16_t* y) const;
 };
 
-// Collective. Refuses ranks that were not given the same layer, tokens and settings, naming one that differs.
-void require_same_arguments(const RankWorld& world, const LayerOptions& options);
-
 // Fails with the exit code of what is wrong; nothing has been computed then. world: null if all ranks are in this process.
 LayerJob prepare_layer(const LayerOptions& options, RankWorld* world = nullptr);
 // The router's decision for rows that came without one.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "handles.hpp"
@@ -27,6 +28,12 @@ void require_readable_again(const std::string& option, const std::string& path);
 inline void leave_world(monomoe_world* world) { monomoe_world_leave(world, nullptr); }
 using WorldHandle = std::unique_ptr<monomoe_world, Destroyer<leave_world>>;
 using WorldMemory = std::unique_ptr<monomoe_world_memory, Destroyer<monomoe_world_memory_destroy>>;
+
+// What a rank was given, by the name of the option.
+using Settings = std::vector<std::pair<std::string, std::string>>;
+inline std::string or_not_given(const std::string& word) { return word.empty() ? "not given" : word; }
+// A file under one name, whatever path was given; pipes and the like are each process's own, and cannot be compared.
+std::string file_given(const std::string& path);
 
 // One rank inside its process.
 class RankWorld {
@@ -63,6 +70,9 @@ class RankWorld {
   monomoe_context_options placed_ = {};
   std::string why_;
 };
+
+// Collective. Refuses ranks that were not given the same, naming the first that differs.
+void require_same_arguments(const RankWorld& world, const Settings& settings);
 
 // Joins the world as options say and runs body; if body fails the other ranks are told why.
 ExitCode as_rank(const ProcessOptions& options, int32_t ranks, const ContextOptions& context, const std::function<ExitCode(RankWorld&)>& body);

@@ -20,6 +20,8 @@ from gpu_check import ROOT, find, run, tail_if_failed, write_report
 FORMATS = ("nvfp4", "mxfp4", "fp8")
 CAPTURE = ROOT / "examples" / "tiny-moe-capture" / "layer0.safetensors"
 KILLED = -9
+TOKENS = (8, 64, 256, 1024, 4096, 8192)  # of a rank
+BENCH_LIMIT_S = 400
 
 
 def example(word: str) -> Path:
@@ -104,18 +106,46 @@ def isolated(program: Path, ranks: Ranks) -> dict:
 
 def faults(program: Path, ranks: Ranks) -> dict:
     """Rank 1 is killed in mid-call; the others name it and go on without it."""
-    done = ranks.run(lambda world, rank: [program, world, ranks.ranks, rank, "nvfp4", "faults"], 180)
+    done = ranks.run(lambda world, rank: [program, world, ranks.ranks, rank], 180)
     ok = done["codes"] == [KILLED if rank == 1 else 0 for rank in range(ranks.ranks)]
     return {"ok": ok, "codes": done["codes"], "seconds": done["seconds"]} | (json.loads(done["out"]) if ok else tail_if_failed(ok, done["out"] + done["errors"]))
 
 
-def measured(program: Path, ranks: Ranks, arguments: list[str], limit_s: int, apart: bool) -> dict:
-    """A benchmark of one process a rank, whose rank 0 prints one JSON object."""
-    done = ranks.run(lambda world, rank: [program, world, ranks.ranks, rank, *arguments], limit_s, apart)
+def peer_rows(program: Path, ranks: Ranks, way: str, apart: bool) -> dict:
+    """Rows over the links, in memory shared this way."""
+    done = ranks.run(lambda world, rank: [program, world, ranks.ranks, rank, way], 180, apart)
     ok = done["codes"] == [0] * ranks.ranks
-    result = {"ok": ok, "codes": done["codes"], "seconds": done["seconds"], "command": f"{program.name} WORLD {ranks.ranks} RANK {' '.join(arguments)}",
+    result = {"ok": ok, "codes": done["codes"], "seconds": done["seconds"], "command": f"{program.name} WORLD {ranks.ranks} RANK {way}",
               "one_gpu_visible_to_each": apart}
     return result | (json.loads(done["out"]) if ok else tail_if_failed(ok, done["out"] + done["errors"]))
+
+
+def uneven_tokens(each: int, ranks: int) -> list[str]:
+    """Entries of --tokens: half as many, as many, none, twice as many ..; and as many but for an idle rank."""
+    halves = [min(each * (1, 2, 0, 4)[rank % 4] // 2, max(TOKENS)) for rank in range(ranks)]
+    return ["+".join(map(str, counts)) for counts in (halves, [0 if rank == 1 else each for rank in range(ranks)])]
+
+
+def bench_words(ranks: int, uneven: bool) -> list[str]:
+    """Arguments of `monomoe bench`, but for what makes it a process a rank."""
+    tokens = [entry for each in TOKENS for entry in uneven_tokens(each, ranks)] if uneven else list(map(str, TOKENS))
+    return ["--geometry", "flash", "--weights", "nvfp4,fp8", "--ranks", str(ranks), "--tokens", ",".join(tokens), "--capacity", str(max(TOKENS)),
+            "--routing", "uniform" if uneven else "uniform,zipf:1", "--mode", "graph,back-to-back"]
+
+
+def bench(program: Path, ranks: Ranks, uneven: bool, apart: bool) -> dict:
+    """The layer's time. apart: started from here, one GPU visible to each rank; else by the command itself, all visible to all."""
+    words = bench_words(ranks.ranks, uneven)
+    how = ["--backend", "cuda", "--timeout", "60", "--json"]
+    if apart:
+        done = ranks.run(lambda world, rank: [program, "bench", *words, "--rank", rank, "--world", world, *how], BENCH_LIMIT_S, apart)
+        ok, out, errors, seconds = done["codes"] == [0] * ranks.ranks, done["out"], done["errors"], done["seconds"]
+    else:
+        code, out, seconds = run([str(program), "bench", *words, "--processes", *how], BENCH_LIMIT_S)
+        ok, errors = code == 0, ""
+    result = {"ok": ok, "seconds": round(seconds, 2), "command": " ".join(["monomoe bench", *words, *(["--rank R", "--world W"] if apart else ["--processes"])]),
+              "one_gpu_visible_to_each": apart}
+    return result | ({"rows": json.loads(out)["rows"]} if ok else tail_if_failed(ok, out + errors))
 
 
 def both(steps: dict[str, dict]) -> dict:
@@ -147,16 +177,16 @@ def main() -> int:
     if not cuda["available"] or (len(uuids) < 2 and not arguments.shared_gpu):
         print(f"multi_gpu_check: SKIPPED, wanted two Hopper GPUs of one machine, found {len(uuids)}{': ' + cuda['why_not'] if 'why_not' in cuda else ''}")
         return 4
-    programs |= {name: find(arguments.build, name) for name in ("peer_rows", "world_layer")}
+    programs |= {name: find(arguments.build, name) for name in ("peer_rows", "world_faults")}
     number = arguments.ranks or max(2, min(len(uuids), 8))
     ranks = Ranks(number, uuids)
     steps = {
         "examples": lambda: examples(programs["monomoe"], number),
         "isolated": lambda: isolated(programs["monomoe"], ranks),
-        "peer_rows": lambda: both({"file": measured(programs["peer_rows"], ranks, ["file"], 180, True), "ipc": measured(programs["peer_rows"], ranks, ["ipc"], 180, True),
-                                   "all_visible": measured(programs["peer_rows"], ranks, ["file"], 180, False)}),
-        "faults": lambda: faults(programs["world_layer"], ranks),
-        "bench": lambda: both({word: measured(programs["world_layer"], ranks, [word], 240, True) for word in ("nvfp4", "fp8")}),
+        "peer_rows": lambda: both({"file": peer_rows(programs["peer_rows"], ranks, "file", True), "ipc": peer_rows(programs["peer_rows"], ranks, "ipc", True),
+                                   "all_visible": peer_rows(programs["peer_rows"], ranks, "file", False)}),
+        "faults": lambda: faults(programs["world_faults"], ranks),
+        "bench": lambda: both({"even": bench(programs["monomoe"], ranks, False, True), "uneven": bench(programs["monomoe"], ranks, True, False)}),
         "python": lambda: python_ranks(arguments.build, number),
         "contract": lambda: contract(programs["monomoe"]),
     }

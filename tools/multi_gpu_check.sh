@@ -14,6 +14,6 @@ build=${MONOMOE_BUILD:-}
 if [ -z "$build" ]; then
   build=build
   cmake -S . -B "$build" -G Ninja -DMONOMOE_CUDA=ON -DMONOMOE_TESTS=ON >/dev/null
-  ninja -C "$build" monomoe_cli monomoe_shared peer_rows world_layer
+  ninja -C "$build" monomoe_cli monomoe_shared peer_rows world_faults
 fi
 exec python3 tools/multi_gpu_check.py --build "$build" --output "$@"

@@ -2,7 +2,7 @@
 #ifndef MONOMOE_BENCH_H
 #define MONOMOE_BENCH_H
 
-#include "monomoe/monomoe.h"
+#include "monomoe/world.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -36,38 +36,47 @@ typedef struct monomoe_bench_layer {
 
 typedef struct monomoe_bench_call {
   uint32_t struct_size;
-  int64_t num_tokens;            // of each rank: 1..capacity
+  int64_t num_tokens;            // of each rank: 1..capacity; 0 with tokens_per_rank
   monomoe_launch launch;         // as in monomoe_workspace_options
   monomoe_bench_mode mode;
   monomoe_bench_routing routing;
   double routing_value;          // ZIPF: the exponent, 0 or more; HOT: the share, 0..1; UNIFORM: 0
   int32_t repeats;               // timed samples, 1..10000; 0 = 20
   int32_t check;                 // 1: compare with the CPU backend whatever it costs; 0: only if the call has no more than 4e9 operations
+  const int64_t* tokens_per_rank;  // [ranks] 0..capacity, not all 0, where the ranks' numbers differ; NULL: num_tokens on each
 } monomoe_bench_call;
 
 typedef struct monomoe_bench monomoe_bench;
 // Makes the layer's weights: two experts of random values, which the others repeat in memory of their own, so that large layers are made in
-// seconds. All ranks are in this process: a context of one rank of a world is refused. The context must outlive it.
+// seconds. All ranks are in this process: for a context of one rank of a world see monomoe_world_bench_create. The context must outlive it.
 MONOMOE_API monomoe_status monomoe_bench_create(monomoe_context* context, const monomoe_bench_layer* layer, monomoe_bench** bench);
+// Collective (world.h): the same for one rank of a world, with a context of the options that monomoe_world_place completed. Ranks that are given
+// different layers are refused. monomoe_bench_run is collective too then: each rank times its own calls, and all get the report; what fails on one
+// rank fails on all, and the world is useless afterwards. Destroy the benchmark before the world is left.
+MONOMOE_API monomoe_status monomoe_world_bench_create(monomoe_world* world, monomoe_context* context, const monomoe_bench_layer* layer,
+                                                      monomoe_bench** bench);
 MONOMOE_API void monomoe_bench_destroy(monomoe_bench* bench);  // NULL is allowed
 
 // Times one call. The output is poisoned before each run; errors are looked for after each. The output of the first run (over 0xFF) and of the
 // last timed one (over 0) must have the same bits, and on backend cuda those of the CPU backend (see check): MONOMOE_CHECK_FAILED otherwise.
 // Not thread-safe, one at a time per machine if the figures are to mean something. Report, times in seconds, of the slowest rank:
-// {"backend","device","format","hidden","intermediate","experts","topk","ranks","capacity","tokens","launch","mode","routing","routing_value",
-//  "seed","routes","touched_experts","largest_expert","repeats","calls_per_sample","median","min","p10","p90","samples":[..],
+// {"backend","device","format","hidden","intermediate","experts","topk","ranks","capacity","tokens","tokens_per_rank":[..],"launch","mode","routing",
+//  "routing_value","seed","routes","touched_experts","largest_expert","repeats","calls_per_sample","median","min","p10","p90","samples":[..],
 //  "steps":[{"step","median"}..],"flops","read":{"bytes","median","bytes_per_second"},"gemm":{"flops_per_second","library"|"why_not"},
-//  "bound","bound_by","ratio","checked":{"runs_equal","cpu"}}
+//  "bound","bound_by","ratio","checked":{"runs_equal","cpu"},"processes":{"memory","medians":[..]}}
+// tokens: the most that a rank has. processes: null if all ranks are in this process; else how the ranks share memory, and each rank's median, of
+// which the largest is the row's with its samples; before each timed call the ranks meet in a call without tokens.
 // read: a plain read of the packed experts that have tokens, by the same GPU or CPU threads, caches emptied before. gemm: the rate of an FP8
 // product of 8192^3 by cuBLASLt, which is looked for when it is first needed (libcublasLt.so on the loader's path, or in /usr/local/cuda); null
-// where there is none, and why. bound: the larger of the read and flops at that rate, of the GPU where it is largest; bound_by: "read" or
-// "products"; ratio: median / bound; null without gemm. steps: of launches split and unfused with one rank, measured in runs of their own.
+// where there is none, and why. bound: the larger of the read and flops at that rate, of the GPU (of a world: the rank) where it is largest;
+// bound_by: "read" or "products"; ratio: median / bound; null without gemm. steps: of launches split and unfused with one rank, measured in runs
+// of their own.
 MONOMOE_API monomoe_status monomoe_bench_run(monomoe_bench* bench, const monomoe_bench_call* call, char** json);
 
 // Where the time of one more call goes, caches emptied before: {"traceEvents":[..],"displayTimeUnit":"ns","summary":[{"kind","tasks","first",
 // "last","wait","main","after","total"}..],"span","busy","complete"}, which Chrome's trace viewer and Perfetto open: one process a rank, one thread
 // a thread block (a multiprocessor), one slice a task, and in it when it waited for its data, multiplied, and finished. Times of the summary in
-// seconds, from the first task's begin; wait, main, after and total are means. Backend cuda, launches ONE and SPLIT only.
+// seconds, from the first task's begin; wait, main, after and total are means. Backend cuda, launches ONE and SPLIT, ranks in one process only.
 MONOMOE_API monomoe_status monomoe_bench_trace(monomoe_bench* bench, const monomoe_bench_call* call, char** json);
 
 // A case line (docs/cases.md) as a benchmark: fills layer, call (its sizes and routing; the rest stays) and the number of ranks. Only what a

@@ -19,6 +19,7 @@ const char* step_name(uint32_t step) {
     case WorldStep::kMapped: return "mapping memory (end)";
     case WorldStep::kCaller: return "an exchange of its program";
     case WorldStep::kVerify: return "verifying a case";
+    case WorldStep::kBench: return "a benchmark";
   }
   return "a step this library does not know";
 }

@@ -25,7 +25,7 @@ struct WorldOptions {
 };
 
 // What an exchange is for: ranks that are at different steps notice.
-enum class WorldStep : uint32_t { kJoin = 1, kPlace, kMemory, kMap, kMapped, kCaller, kVerify };
+enum class WorldStep : uint32_t { kJoin = 1, kPlace, kMemory, kMap, kMapped, kCaller, kVerify, kBench };
 
 // One call at a time. After a failure the world is useless: every later call returns the first one's error.
 class World {

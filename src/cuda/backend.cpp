@@ -20,6 +20,7 @@ class HopperBackend final : public Backend {
   explicit HopperBackend(Topology topology) : topology_(std::move(topology)) {}
 
   const std::string& description() const override { return topology_.description; }
+  int gpu(int32_t rank) const override { return topology_.gpu[rank]; }
   Result<std::unique_ptr<Weights>> make_weights(const Problem& problem, const PlacementTable& placement, float swiglu_limit,
                                                 uint64_t tag) override {
     return LayerWeights::make(topology_, problem, placement, swiglu_limit, tag);

@@ -76,12 +76,13 @@ class Backend {
   virtual ~Backend() = default;
   // "2 ranks on GPU 0 (NVIDIA H200), 66 thread blocks each".
   virtual const std::string& description() const = 0;
+  virtual int gpu(int32_t rank) const = 0;  // of a rank of this process
   virtual Result<std::unique_ptr<Weights>> make_weights(const Problem& problem, const PlacementTable& placement, float swiglu_limit, uint64_t tag) = 0;
   // problem, max_slots: as for the CPU's workspace. world: null if all ranks are here; else collective over the ranks of the world. launch: of every call of every rank.
   virtual Result<std::unique_ptr<Workspace>> make_workspace(const Problem& problem, int64_t max_slots, uint32_t timeout_ms,
                                                             LaunchVariant launch, const WorldRank* world) = 0;
   virtual Result<MemoryPlace> place(const void* pointer) const = 0;
-  // For the ranks of this process; not of a world.
+  // For the ranks of this process.
   virtual Result<std::unique_ptr<Bench>> make_bench() = 0;
 };
 

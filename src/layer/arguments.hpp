@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "base/result.hpp"
-#include "monomoe/monomoe.h"
+#include "monomoe/bench.h"
 #include "plan/source_matrix.h"
 
 namespace monomoe::layer {
@@ -24,6 +24,8 @@ template <>
 inline constexpr size_t kFirstSize<monomoe_layer> = offsetof(monomoe_layer, tag);
 template <>
 inline constexpr size_t kFirstSize<monomoe_workspace_options> = offsetof(monomoe_workspace_options, launch);
+template <>
+inline constexpr size_t kFirstSize<monomoe_bench_call> = offsetof(monomoe_bench_call, tokens_per_rank);
 template <>
 inline constexpr size_t kFirstSize<monomoe_tokens> = offsetof(monomoe_tokens, num_tokens_device);
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "layer/arguments.hpp"
@@ -29,9 +30,10 @@ Result<Problem> problem_of(const monomoe_context& context, const monomoe_bench_l
   if (layer.capacity < 1) return usage_error("layer->capacity is 0; a benchmark needs a token: give at least 1");
   if (layer.topk > layer.experts)
     return usage_error(fmt::format("layer->topk is {} and layer->experts {}; a benchmark's tokens have experts that differ: give at least as many", layer.topk, layer.experts));
-  // Two experts are made on the host; backend cpu keeps all of them there.
+  // Two experts are made on the host, by each process; backend cpu keeps all of them there.
   const auto expert = static_cast<double>(expert_layout(problem).bytes);
-  const double wanted = 2 * kDistinct * expert + (context.cuda == nullptr ? expert * static_cast<double>(problem.experts) : 0);
+  const int32_t processes = context.only_rank < 0 ? 1 : context.num_ranks;
+  const double wanted = 2 * kDistinct * expert * processes + (context.cuda == nullptr ? expert * static_cast<double>(problem.experts) : 0);
   const double there = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
   if (wanted > there)
     return unavailable(fmt::format("the experts of this benchmark need about {:.0f} GB of host memory, the machine has {:.0f} GB; give fewer or smaller experts", wanted * 1e-9, there * 1e-9));
@@ -55,15 +57,28 @@ Result<void> make_distinct(monomoe_bench& bench) {
   });
 }
 
-Result<std::unique_ptr<monomoe_bench>> make_bench(const monomoe_context& context, const monomoe_bench_layer& layer) {
-  if (context.only_rank >= 0)
-    return usage_error(fmt::format("a benchmark runs all ranks, but the context is rank {} of {}; create one without world_ranks", context.only_rank,
+Result<void> check_world(const monomoe_context& context, const monomoe_world* world) {
+  if (world == nullptr && context.only_rank >= 0)
+    return usage_error(fmt::format("monomoe_bench_create runs all ranks, but the context is rank {} of {}; call monomoe_world_bench_create", context.only_rank,
                                    context.num_ranks));
+  if (world != nullptr && (context.only_rank != world->world->rank() || context.num_ranks != world->world->ranks()))
+    return usage_error(fmt::format("the context is {}, but this is rank {} of {}; create it with the options that monomoe_world_place completed",
+                                   context.only_rank < 0 ? "all ranks of a process" : fmt::format("rank {} of {}", context.only_rank, context.num_ranks),
+                                   world->world->rank(), world->world->ranks()));
+  return {};
+}
+
+Result<std::unique_ptr<monomoe_bench>> make_bench(const monomoe_context& context, const monomoe_bench_layer& layer, monomoe_world* world) {
+  if (auto fits = check_world(context, world); !fits) return fits.error();
+  if (world != nullptr) {
+    if (auto same = require_same_layer(*world->world, layer); !same) return same.error();
+  }
   auto problem = problem_of(context, layer);
   if (!problem) return problem.error();
   if (auto limit = checked_limit(layer.swiglu_limit); !limit) return limit.error();
   auto bench = std::make_unique<monomoe_bench>();
   bench->context = &context;
+  bench->world = world;
   bench->problem = problem.value();
   bench->seed = layer.seed;
   if (auto made = make_distinct(*bench); !made) return made.error();
@@ -121,10 +136,27 @@ Result<Routing> routing_of(const Problem& p, const monomoe_bench_call& call) {
   }
 }
 
+// Of each rank.
+Result<std::vector<int64_t>> tokens_of(const Problem& p, const monomoe_bench_call& call) {
+  if (call.tokens_per_rank == nullptr) {
+    if (call.num_tokens < 1 || call.num_tokens > p.capacity)
+      return usage_error(fmt::format("call->num_tokens is {}, wanted 1..{}, the capacity", call.num_tokens, p.capacity));
+    return std::vector<int64_t>(p.ranks, call.num_tokens);
+  }
+  if (call.num_tokens != 0) return usage_error(fmt::format("call->num_tokens is {}, but call->tokens_per_rank is set; leave it 0", call.num_tokens));
+  const std::vector<int64_t> tokens(call.tokens_per_rank, call.tokens_per_rank + p.ranks);
+  for (int32_t rank = 0; rank < p.ranks; ++rank) {
+    if (tokens[rank] < 0 || tokens[rank] > p.capacity)
+      return usage_error(fmt::format("call->tokens_per_rank[{}] is {}, wanted 0..{}, the capacity", rank, tokens[rank], p.capacity));
+  }
+  if (std::ranges::max(tokens) == 0) return usage_error("call->tokens_per_rank is 0 on all ranks; a benchmark needs a token");
+  return tokens;
+}
+
 Result<BenchCall> call_of(const monomoe_bench& bench, const monomoe_bench_call& given) {
   BenchCall call;
-  if (given.num_tokens < 1 || given.num_tokens > bench.problem.capacity)
-    return usage_error(fmt::format("call->num_tokens is {}, wanted 1..{}, the capacity", given.num_tokens, bench.problem.capacity));
+  auto tokens = tokens_of(bench.problem, given);
+  if (!tokens) return tokens.error();
   if (given.repeats < 0 || given.repeats > kMaxRepeats)
     return usage_error(fmt::format("call->repeats is {}, wanted 1..{} (0 = {})", given.repeats, kMaxRepeats, kDefaultRepeats));
   if (given.check != 0 && given.check != 1) return usage_error(fmt::format("call->check is {}, wanted 0 or 1", given.check));
@@ -134,7 +166,7 @@ Result<BenchCall> call_of(const monomoe_bench& bench, const monomoe_bench_call& 
   if (!mode) return mode.error();
   auto routing = routing_of(bench.problem, given);
   if (!routing) return routing.error();
-  call.num_tokens = given.num_tokens;
+  call.tokens = tokens.take();
   call.launch = launch.value();
   call.mode = mode.value();
   call.routing = routing.value();
@@ -158,6 +190,7 @@ monomoe_launch to_abi(cuda::LaunchVariant launch) {
 Result<void> prepare_workspace(monomoe_bench& bench, cuda::LaunchVariant launch) {
   if (bench.workspace != nullptr && bench.launch == launch) return {};
   bench.workspace.reset();  // before the next one takes its memory
+  bench.memory.reset();
   monomoe_workspace_options options{};
   options.struct_size = sizeof(options);
   options.topk = static_cast<int32_t>(bench.problem.topk);
@@ -166,6 +199,16 @@ Result<void> prepare_workspace(monomoe_bench& bench, cuda::LaunchVariant launch)
   options.max_experts = bench.weights->placement.max_slots();
   options.capacity = bench.problem.capacity;
   options.launch = to_abi(launch);
+  if (bench.world != nullptr) {
+    int64_t bytes = 0;
+    if (const monomoe_status status = monomoe_symmetric_bytes(bench.context, &options, &bytes); status != MONOMOE_OK)
+      return Error{static_cast<Status>(status), monomoe_last_error()};
+    const bool is_gpu = bench.context->cuda != nullptr;
+    auto memory = make_world_memory(*bench.world, is_gpu, is_gpu ? bench.context->cuda->gpu(bench.first_rank()) : -1, bytes);
+    if (!memory) return memory.error();
+    bench.memory = memory.take();
+    options.peers = bench.memory->peers.data();
+  }
   auto made = make_workspace(*bench.context, options);
   if (!made) return made.error();
   bench.workspace = made.take();
@@ -174,9 +217,12 @@ Result<void> prepare_workspace(monomoe_bench& bench, cuda::LaunchVariant launch)
 }
 
 Result<std::string> measure(monomoe_bench& bench, const BenchCall& call) {
+  if (bench.world != nullptr) {
+    if (auto same = require_same_call(*bench.world->world, call); !same) return same.error();
+  }
   if (auto ready = prepare_workspace(bench, call.launch); !ready) return ready.error();
   const Problem& p = bench.problem;
-  const BenchTokens tokens = bench_tokens(bench.weights->placement, call.routing, p.topk, call.num_tokens, bench.seed);
+  const BenchTokens tokens = bench_tokens(bench.weights->placement, call.routing, p.topk, call.tokens, bench.seed);
   const bool is_cuda = bench.context->cuda != nullptr;
   auto measured = is_cuda ? measure_cuda(bench, call, tokens) : measure_cpu(bench, call, tokens);
   if (!measured) {
@@ -189,22 +235,42 @@ Result<std::string> measure(monomoe_bench& bench, const BenchCall& call) {
   if (against_cpu) {
     if (auto same = compare_with_cpu(bench, tokens, measured.value()); !same) return same.error();
   }
+  if (bench.world != nullptr) {
+    if (auto combined = combine_ranks(*bench.world->world, measured.value()); !combined) return combined.error();
+  }
   return bench_report(bench, call, tokens, measured.value(), against_cpu);
 }
 
 Result<std::string> trace(monomoe_bench& bench, const BenchCall& call) {
+  if (bench.world != nullptr) return usage_error("a trace shows ranks of one process, but this benchmark's ranks are a process each; create it without a world");
   if (bench.context->cuda == nullptr) return usage_error("a trace needs backend cuda: the CPU backend has no launches (" + bench.context->why + ")");
   if (call.launch == cuda::LaunchVariant::kUnfused)
     return usage_error("a trace needs launch one or split: the kernels of launch unfused have no tasks, and monomoe_bench_run times each of them");
   if (auto ready = prepare_workspace(bench, call.launch); !ready) return ready.error();
   const Problem& p = bench.problem;
-  const BenchTokens tokens = bench_tokens(bench.weights->placement, call.routing, p.topk, call.num_tokens, bench.seed);
+  const BenchTokens tokens = bench_tokens(bench.weights->placement, call.routing, p.topk, call.tokens, bench.seed);
   auto traced = trace_cuda(bench, call, tokens);
   if (!traced) {
     bench.workspace.reset();
     return traced.error();
   }
-  return trace_report(traced.value(), fmt::format("{}/{} {} {} tokens", p.hidden, p.intermediate, weight_format_text(p.weights), call.num_tokens));
+  return trace_report(traced.value(), fmt::format("{}/{} {} {} tokens", p.hidden, p.intermediate, weight_format_text(p.weights), fmt::join(call.tokens, "+")));
+}
+
+// The other ranks of a world wait for this one, and would not know why it does not come.
+void leave_after(monomoe_world* world, const Error& error) {
+  if (world != nullptr) world->world->leave(error.message);
+}
+
+Result<void> create(monomoe_world* world, monomoe_context* context, const monomoe_bench_layer* layer, monomoe_bench** bench) {
+  if (auto given = require_pointer(context, "context"); !given) return given;
+  auto known = read_struct(layer, "layer");
+  if (!known) return known.error();
+  if (auto given = require_pointer(bench, "bench"); !given) return given;
+  auto made = make_bench(*context, known.value(), world);
+  if (!made) return made.error();
+  *bench = made.value().release();
+  return {};
 }
 
 // Both entries that measure: the same arguments, another report.
@@ -216,9 +282,11 @@ monomoe_status with_call(monomoe_bench* bench, const monomoe_bench_call* call, c
     if (!known) return known.error();
     if (auto given = require_pointer(json, "json"); !given) return given;
     auto legal = call_of(*bench, known.value());
-    if (!legal) return legal.error();
-    auto report = body(*bench, legal.value());
-    if (!report) return report.error();
+    auto report = legal ? body(*bench, legal.value()) : Result<std::string>(legal.error());
+    if (!report) {
+      leave_after(bench->world, report.error());
+      return report.error();
+    }
     *json = caller_text(report.value());
     return {};
   });
@@ -231,7 +299,7 @@ Result<void> check_case(const Case& c) {
   if (c.placement != PlacementKind::kEven) return usage_error("placement: a benchmark has even alone");
   for (const int64_t rows : c.rows) {
     if (rows != c.rows[0] || rows < 1)
-      return usage_error(fmt::format("tokens={} on {} ranks: a benchmark has the same number on each, and at least one", c.tokens, c.problem.ranks));
+      return usage_error(fmt::format("tokens={} on {} ranks: a line of a benchmark has the same number on each, and at least one", c.tokens, c.problem.ranks));
   }
   return {};
 }
@@ -245,15 +313,15 @@ using namespace monomoe::layer;
 extern "C" {
 
 monomoe_status monomoe_bench_create(monomoe_context* context, const monomoe_bench_layer* layer, monomoe_bench** bench) {
+  return guarded([&] { return create(nullptr, context, layer, bench); });
+}
+
+monomoe_status monomoe_world_bench_create(monomoe_world* world, monomoe_context* context, const monomoe_bench_layer* layer, monomoe_bench** bench) {
   return guarded([&]() -> Result<void> {
-    if (auto given = require_pointer(context, "context"); !given) return given;
-    auto known = read_struct(layer, "layer");
-    if (!known) return known.error();
-    if (auto given = require_pointer(bench, "bench"); !given) return given;
-    auto made = make_bench(*context, known.value());
-    if (!made) return made.error();
-    *bench = made.value().release();
-    return {};
+    if (auto given = require_pointer(world, "world"); !given) return given;
+    auto created = create(world, context, layer, bench);
+    if (!created) leave_after(world, created.error());
+    return created;
   });
 }
 

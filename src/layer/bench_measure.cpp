@@ -66,12 +66,14 @@ Result<void> flush_caches(monomoe_bench& bench) {
   return read_pieces(pieces, bench.context->num_threads);
 }
 
-// Rows of rank r up to `tokens`; those that are there stay.
-Result<void> grow_tokens(monomoe_bench& bench, int64_t tokens) {
+// The rows of the ranks here; those that are there stay.
+Result<void> grow_tokens(monomoe_bench& bench, const BenchCall& call) {
   const int64_t hidden = bench.problem.hidden;
-  bench.x.resize(bench.problem.ranks);
-  for (int32_t rank = 0; rank < bench.problem.ranks; ++rank) {
-    std::vector<uint16_t>& x = bench.x[rank];
+  bench.x.resize(bench.ranks_here());
+  for (int32_t here = 0; here < bench.ranks_here(); ++here) {
+    const int32_t rank = bench.first_rank() + here;
+    const int64_t tokens = call.tokens[rank];
+    std::vector<uint16_t>& x = bench.x[here];
     const int64_t have = static_cast<int64_t>(x.size()) / hidden;
     if (have >= tokens) continue;
     x.resize(tokens * hidden);
@@ -89,26 +91,25 @@ Result<void> grow_tokens(monomoe_bench& bench, int64_t tokens) {
   return {};
 }
 
-std::span<const uint16_t> rows(const monomoe_bench& bench, int32_t rank, int64_t tokens) {
-  return std::span(bench.x[rank]).first(tokens * bench.problem.hidden);
-}
-
-Result<std::vector<cuda::GpuRead>> read_on_cpu(monomoe_bench& bench, const BenchTokens& tokens) {
+Result<WorkLimits> limits_of_cpu(monomoe_bench& bench, const BenchTokens& tokens) {
   const cpu::CpuWeights& weights = *bench.weights->cpu;
   std::vector<MemoryPiece> pieces;
-  cuda::GpuRead read;
-  read.gpu = -1;
-  for (int32_t rank = 0; rank < bench.problem.ranks; ++rank) {
+  WorkLimits limits;
+  for (int32_t rank = bench.first_rank(); rank < bench.first_rank() + bench.ranks_here(); ++rank) {
     for (int64_t slot = 0; slot < tokens.touched[rank]; ++slot) add_pieces(pieces, weights.slot_data(rank, slot), weights.layout().bytes);
-    read.bytes += tokens.touched[rank] * weights.layout().bytes;
+    limits.bytes += tokens.touched[rank] * weights.layout().bytes;
+    limits.routes += tokens.served[rank];
   }
+  std::vector<double> seconds;
   for (int i = 0; i < kReadSamples; ++i) {
     if (auto done = flush_caches(bench); !done) return done.error();
+    if (auto met = meet(bench); !met) return met.error();
     const double begin = now_seconds();
     if (auto done = read_pieces(pieces, bench.context->num_threads); !done) return done.error();
-    read.seconds.push_back(now_seconds() - begin);
+    seconds.push_back(now_seconds() - begin);
   }
-  return std::vector{read};
+  limits.read_seconds = median_of(seconds);
+  return limits;
 }
 
 struct CpuCalls {
@@ -116,28 +117,45 @@ struct CpuCalls {
   std::vector<std::vector<uint16_t>> y;
 };
 
-CpuCalls cpu_calls(const monomoe_bench& bench, const BenchTokens& tokens, int64_t num_tokens) {
+CpuCalls cpu_calls(const monomoe_bench& bench, const BenchCall& asked, const BenchTokens& tokens) {
   CpuCalls all;
-  all.y.resize(bench.problem.ranks);
-  for (int32_t rank = 0; rank < bench.problem.ranks; ++rank) {
-    all.y[rank].resize(num_tokens * bench.problem.hidden);
+  all.y.resize(bench.ranks_here());
+  for (int32_t here = 0; here < bench.ranks_here(); ++here) {
+    const int32_t rank = bench.first_rank() + here;
+    all.y[here].resize(asked.tokens[rank] * bench.problem.hidden);
     cpu::RankCall call;
-    call.num_tokens = num_tokens;
-    call.x = bench.x[rank].data();
+    call.num_tokens = asked.tokens[rank];
+    call.x = bench.x[here].data();
     call.topk_ids = tokens.ids[rank].data();
     call.topk_weights = tokens.weights[rank].data();
-    call.y = all.y[rank].data();
+    call.y = all.y[here].data();
     all.calls.push_back(call);
   }
   return all;
 }
 
+Result<void> run_on_cpu(monomoe_bench& bench, std::span<const cpu::RankCall> calls) {
+  const cpu::CpuWeights& weights = *bench.weights->cpu;
+  const cpu::RunOptions options = run_options(*bench.context);
+  if (bench.world == nullptr) return cpu::run_all(weights, *bench.workspace->cpu, calls, options, nullptr);
+  return cpu::run_rank(weights, *bench.workspace->cpu, bench.first_rank(), calls[0], options, nullptr);
+}
+
+// The ranks of a world begin together: sockets bring their processes together, and a call without tokens closer than sockets can.
+Result<void> begin_together(monomoe_bench& bench) {
+  if (bench.world == nullptr) return {};
+  if (auto met = meet(bench); !met) return met;
+  const cpu::RankCall nothing;
+  return run_on_cpu(bench, std::span(&nothing, 1));
+}
+
 // Seconds of a call, the mean of several where many are timed as one.
 Result<double> time_on_cpu(monomoe_bench& bench, CpuCalls& all, cuda::BenchMode mode, uint16_t poison) {
-  const auto run = [&] { return cpu::run_all(*bench.weights->cpu, *bench.workspace->cpu, all.calls, run_options(*bench.context), nullptr); };
+  const auto run = [&] { return run_on_cpu(bench, all.calls); };
   for (std::vector<uint16_t>& y : all.y) std::fill(y.begin(), y.end(), poison);
   const bool many = mode == cuda::BenchMode::kBackToBack;
   if (auto done = many ? run() : flush_caches(bench); !done) return done.error();
+  if (auto begun = begin_together(bench); !begun) return begun.error();
   const int count = many ? cuda::kBackToBackCalls : 1;
   const double begin = now_seconds();
   for (int i = 0; i < count; ++i) {
@@ -147,13 +165,16 @@ Result<double> time_on_cpu(monomoe_bench& bench, CpuCalls& all, cuda::BenchMode 
 }
 
 cuda::BenchRequest cuda_request(monomoe_bench& bench, const BenchCall& call, std::span<const cuda::BenchInput> inputs) {
-  return {bench.weights->cuda.get(), bench.workspace->cuda.get(), inputs, call.num_tokens, bench.problem.hidden, call.mode, call.repeats};
+  World* const world = bench.world == nullptr ? nullptr : bench.world->world.get();
+  return {bench.weights->cuda.get(), bench.workspace->cuda.get(), inputs, bench.problem.hidden, call.mode, call.repeats, world};
 }
 
 std::vector<cuda::BenchInput> cuda_inputs(const monomoe_bench& bench, const BenchCall& call, const BenchTokens& tokens) {
   std::vector<cuda::BenchInput> inputs;
-  for (int32_t rank = 0; rank < bench.problem.ranks; ++rank) {
-    inputs.push_back({rows(bench, rank, call.num_tokens), tokens.ids[rank], tokens.weights[rank], tokens.touched[rank]});
+  for (int32_t here = 0; here < bench.ranks_here(); ++here) {
+    const int32_t rank = bench.first_rank() + here;
+    const std::span<const uint16_t> rows = std::span(bench.x[here]).first(call.tokens[rank] * bench.problem.hidden);
+    inputs.push_back({call.tokens[rank], rows, tokens.ids[rank], tokens.weights[rank], tokens.touched[rank]});
   }
   return inputs;
 }
@@ -179,12 +200,12 @@ Result<void> compare(std::span<const uint16_t> found, std::span<const uint16_t> 
 int64_t BenchTokens::routes() const { return std::accumulate(served.begin(), served.end(), int64_t{0}); }
 int64_t BenchTokens::touched_experts() const { return std::accumulate(touched.begin(), touched.end(), int64_t{0}); }
 
-BenchTokens bench_tokens(const PlacementTable& placement, const Routing& routing, int64_t topk, int64_t tokens, uint64_t seed) {
+BenchTokens bench_tokens(const PlacementTable& placement, const Routing& routing, int64_t topk, std::span<const int64_t> tokens, uint64_t seed) {
   const PlacementView view = placement.view();
   BenchTokens all;
   std::vector<int64_t> of_expert(placement.experts(), 0);
   for (int32_t rank = 0; rank < placement.ranks(); ++rank) {
-    all.ids.push_back(bench_routes(routing, placement.experts(), topk, tokens, seed, rank));
+    all.ids.push_back(bench_routes(routing, placement.experts(), topk, tokens[rank], seed, rank));
     std::vector<float> weights;
     for (size_t i = 0; i < all.ids.back().size(); ++i) {
       weights.push_back((0.5f + random_uniform(seed, kWeightStream + static_cast<uint64_t>(rank), i)) / static_cast<float>(topk));
@@ -204,9 +225,9 @@ BenchTokens bench_tokens(const PlacementTable& placement, const Routing& routing
 }
 
 Result<Measured> measure_cpu(monomoe_bench& bench, const BenchCall& call, const BenchTokens& tokens) {
-  if (auto grown = grow_tokens(bench, call.num_tokens); !grown) return grown.error();
+  if (auto grown = grow_tokens(bench, call); !grown) return grown.error();
   Measured measured;
-  CpuCalls all = cpu_calls(bench, tokens, call.num_tokens);
+  CpuCalls all = cpu_calls(bench, call, tokens);
   if (auto first = time_on_cpu(bench, all, cuda::BenchMode::kCold, kFirstPoison); !first) return first.error();
   measured.samples.first = all.y;
   for (int i = 0; i < kWarmUps + call.repeats; ++i) {
@@ -215,14 +236,14 @@ Result<Measured> measure_cpu(monomoe_bench& bench, const BenchCall& call, const 
     if (i >= kWarmUps) measured.samples.seconds.push_back(seconds.value());
   }
   measured.samples.last = std::move(all.y);
-  auto reads = read_on_cpu(bench, tokens);
-  if (!reads) return reads.error();
-  measured.reads = reads.take();
+  auto limits = limits_of_cpu(bench, tokens);
+  if (!limits) return limits.error();
+  measured.limits = {limits.value()};
   return measured;
 }
 
 Result<Measured> measure_cuda(monomoe_bench& bench, const BenchCall& call, const BenchTokens& tokens) {
-  if (auto grown = grow_tokens(bench, call.num_tokens); !grown) return grown.error();
+  if (auto grown = grow_tokens(bench, call); !grown) return grown.error();
   if (auto made = make_cuda_bench(bench); !made) return made.error();
   if (!bench.gemm) bench.gemm = bench.cuda->gemm();
   const std::vector<cuda::BenchInput> inputs = cuda_inputs(bench, call, tokens);
@@ -233,20 +254,25 @@ Result<Measured> measure_cuda(monomoe_bench& bench, const BenchCall& call, const
   measured.samples = samples.take();
   auto reads = bench.cuda->read(request);
   if (!reads) return reads.error();
-  measured.reads = reads.take();
+  for (const cuda::GpuRead& read : reads.value()) {
+    WorkLimits limits{read.bytes, 0, median_of(read.seconds), *bench.gemm ? bench.gemm->value().flops_per_second : 0};
+    for (int32_t rank = bench.first_rank(); rank < bench.first_rank() + bench.ranks_here(); ++rank)
+      limits.routes += bench.workspace->cuda->gpu(rank) == read.gpu ? tokens.served[rank] : 0;
+    measured.limits.push_back(limits);
+  }
   return measured;
 }
 
 Result<cuda::LaunchTrace> trace_cuda(monomoe_bench& bench, const BenchCall& call, const BenchTokens& tokens) {
-  if (auto grown = grow_tokens(bench, call.num_tokens); !grown) return grown.error();
+  if (auto grown = grow_tokens(bench, call); !grown) return grown.error();
   if (auto made = make_cuda_bench(bench); !made) return made.error();
   const std::vector<cuda::BenchInput> inputs = cuda_inputs(bench, call, tokens);
   return bench.cuda->trace(cuda_request(bench, call, inputs));
 }
 
 Result<void> compare_runs(const monomoe_bench& bench, const Measured& measured) {
-  for (int32_t rank = 0; rank < bench.problem.ranks; ++rank) {
-    auto same = compare(measured.samples.last[rank], measured.samples.first[rank], rank, bench.problem.hidden, "in the last run");
+  for (int32_t here = 0; here < bench.ranks_here(); ++here) {
+    auto same = compare(measured.samples.last[here], measured.samples.first[here], bench.first_rank() + here, bench.problem.hidden, "in the last run");
     if (!same) return same;
   }
   return {};
@@ -255,11 +281,12 @@ Result<void> compare_runs(const monomoe_bench& bench, const Measured& measured) 
 // Experts repeat, so the CPU backend needs the distinct ones only: the same routes with ids modulo their number give the same bits.
 Result<void> compare_with_cpu(const monomoe_bench& bench, const BenchTokens& tokens, const Measured& measured) {
   const auto distinct = static_cast<int32_t>(bench.distinct.size());
-  const int64_t num_tokens = static_cast<int64_t>(measured.samples.first[0].size()) / bench.problem.hidden;
+  const auto tokens_of = [&](int32_t here) { return static_cast<int64_t>(measured.samples.first[here].size()) / bench.problem.hidden; };
   Problem problem = bench.problem;
   problem.experts = distinct;
   problem.ranks = 1;
-  problem.capacity = num_tokens;
+  problem.capacity = 0;
+  for (int32_t here = 0; here < bench.ranks_here(); ++here) problem.capacity = std::max(problem.capacity, tokens_of(here));
   auto placement = PlacementTable::even(distinct, 1);
   if (!placement) return placement.error();
   auto weights = cpu::CpuWeights::create(problem, placement.take(), bench.weights->swiglu_limit);
@@ -267,19 +294,20 @@ Result<void> compare_with_cpu(const monomoe_bench& bench, const BenchTokens& tok
   for (int32_t e = 0; e < distinct; ++e) std::copy(bench.distinct[e].begin(), bench.distinct[e].end(), weights.value().expert_data(e));
   auto workspace = cpu::CpuWorkspace::create(problem, distinct);
   if (!workspace) return workspace.error();
-  for (int32_t rank = 0; rank < bench.problem.ranks; ++rank) {
+  for (int32_t here = 0; here < bench.ranks_here(); ++here) {
+    const int32_t rank = bench.first_rank() + here;
     std::vector<int32_t> ids = tokens.ids[rank];
     for (int32_t& id : ids) id %= distinct;
-    std::vector<uint16_t> y(measured.samples.first[rank].size());
+    std::vector<uint16_t> y(measured.samples.first[here].size());
     cpu::RankCall call;
-    call.num_tokens = num_tokens;
-    call.x = bench.x[rank].data();
+    call.num_tokens = tokens_of(here);
+    call.x = bench.x[here].data();
     call.topk_ids = ids.data();
     call.topk_weights = tokens.weights[rank].data();
     call.y = y.data();
     const std::span one(&call, 1);
     if (auto done = cpu::run_all(weights.value(), *workspace.value(), one, run_options(*bench.context), nullptr); !done) return done;
-    if (auto same = compare(y, measured.samples.first[rank], rank, bench.problem.hidden, "on backend cpu"); !same) return same;
+    if (auto same = compare(y, measured.samples.first[here], rank, bench.problem.hidden, "on backend cpu"); !same) return same;
   }
   return {};
 }

@@ -51,9 +51,9 @@ double flops_of(const Problem& p, int64_t routes) {
 
 Json read_json(const Measured& measured) {
   // Of the GPU that takes longest.
-  const auto slowest = std::ranges::max_element(measured.reads, {}, [](const cuda::GpuRead& read) { return median_of(read.seconds); });
-  const double seconds = median_of(slowest->seconds);
-  return {{"bytes", slowest->bytes}, {"median", seconds}, {"bytes_per_second", seconds > 0 ? static_cast<double>(slowest->bytes) / seconds : 0}};
+  const WorkLimits& slowest = *std::ranges::max_element(measured.limits, {}, &WorkLimits::read_seconds);
+  const double seconds = slowest.read_seconds;
+  return {{"bytes", slowest.bytes}, {"median", seconds}, {"bytes_per_second", seconds > 0 ? static_cast<double>(slowest.bytes) / seconds : 0}};
 }
 
 Json gemm_json(const monomoe_bench& bench) {
@@ -63,18 +63,16 @@ Json gemm_json(const monomoe_bench& bench) {
 }
 
 // The larger of read and products, on the GPU where it is largest.
-void add_bound(const monomoe_bench& bench, const BenchTokens& tokens, const Measured& measured, double median, Json& report) {
+void add_bound(const monomoe_bench& bench, const Measured& measured, double median, Json& report) {
   report.update({{"bound", nullptr}, {"bound_by", nullptr}, {"ratio", nullptr}});
-  if (!bench.gemm || !*bench.gemm) return;
   double bound = 0;
   const char* by = "read";
-  for (const cuda::GpuRead& read : measured.reads) {
-    int64_t routes = 0;
-    for (int32_t rank = 0; rank < bench.problem.ranks; ++rank) routes += bench.workspace->cuda->gpu(rank) == read.gpu ? tokens.served[rank] : 0;
-    const double products = flops_of(bench.problem, routes) / bench.gemm->value().flops_per_second, reading = median_of(read.seconds);
-    if (std::max(products, reading) <= bound) continue;
-    bound = std::max(products, reading);
-    by = products > reading ? "products" : "read";
+  for (const WorkLimits& limits : measured.limits) {
+    if (limits.flops_per_second <= 0) return;
+    const double products = flops_of(bench.problem, limits.routes) / limits.flops_per_second;
+    if (std::max(products, limits.read_seconds) <= bound) continue;
+    bound = std::max(products, limits.read_seconds);
+    by = products > limits.read_seconds ? "products" : "read";
   }
   report.update({{"bound", bound}, {"bound_by", by}, {"ratio", median / bound}});
 }
@@ -154,7 +152,8 @@ std::string bench_report(const monomoe_bench& bench, const BenchCall& call, cons
                  {"topk", p.topk},
                  {"ranks", p.ranks},
                  {"capacity", p.capacity},
-                 {"tokens", call.num_tokens},
+                 {"tokens", std::ranges::max(call.tokens)},
+                 {"tokens_per_rank", call.tokens},
                  {"launch", launch_word(call.launch)},
                  {"mode", mode_word(call.mode)},
                  {"routing", routing_word(call.routing.kind)},
@@ -175,8 +174,9 @@ std::string bench_report(const monomoe_bench& bench, const BenchCall& call, cons
                  {"read", read_json(measured)},
                  {"gemm", gemm_json(bench)}};
   for (const cuda::BenchStep& step : measured.samples.steps) report["steps"].push_back({{"step", step.name}, {"median", median_of(step.seconds)}});
-  add_bound(bench, tokens, measured, median, report);
+  add_bound(bench, measured, median, report);
   report["checked"] = {{"runs_equal", true}, {"cpu", checked_with_cpu}};
+  report["processes"] = bench.world == nullptr ? Json(nullptr) : Json{{"memory", bench.memory->how}, {"medians", measured.medians}};
   return report.dump();
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,15 @@ struct monomoe_world_memory {
 };
 
 namespace monomoe::layer {
+
+// Collective. Every rank's value.
+template <class T>
+Result<std::vector<T>> gather(World& world, WorldStep step, const T& mine) {
+  std::vector<T> all(static_cast<size_t>(world.ranks()));
+  auto done = world.gather(step, std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  if (!done) return done.error();
+  return all;
+}
 
 // Collective. gpu: -1 for host memory.
 Result<std::unique_ptr<monomoe_world_memory>> make_world_memory(monomoe_world& world, bool is_gpu, int gpu, int64_t bytes);

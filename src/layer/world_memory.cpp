@@ -36,14 +36,6 @@ struct Offer {
   Sentence problem;
 };
 
-template <class T>
-Result<std::vector<T>> gather(World& world, WorldStep step, const T& mine) {
-  std::vector<T> all(static_cast<size_t>(world.ranks()));
-  auto done = world.gather(step, std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
-  if (!done) return done.error();
-  return all;
-}
-
 // What the caller of each rank asks for. Ranks that want different sizes all get the largest: their workspaces then say in what they differ.
 struct Wish {
   int64_t bytes = 0;

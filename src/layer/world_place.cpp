@@ -85,9 +85,9 @@ Result<void> place_rank(World& world, monomoe_context_options& options, std::str
     return usage_error(fmt::format("options->backend is {}, wanted 0 auto, 1 cpu or 2 cuda", asked));
   if (options.gpu < 0) return usage_error(fmt::format("options->gpu is {}, wanted 0 or more", options.gpu));
   const Place mine = place_of(world, options);
-  std::vector<Place> places(static_cast<size_t>(world.ranks()));
-  auto told = world.gather(WorldStep::kPlace, std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(places)));
-  if (!told) return told;
+  auto told = gather(world, WorldStep::kPlace, mine);
+  if (!told) return told.error();
+  const std::vector<Place>& places = told.value();
   auto cuda = takes_cuda(places, why);
   if (!cuda) return cuda.error();
   options.num_ranks = 0;

@@ -7,9 +7,9 @@ from support import BAD_INPUT, UNAVAILABLE, USAGE, CliTest
 
 SMALL = ("bench", "--backend", "cpu", "--hidden", 256, "--intermediate", 128, "--experts", 8, "--topk", 2, "--repeats", 3)
 CASE = "ranks=2 experts=8 topk=2 tokens=8 hidden=256 inter=128 w=nvfp4 seed=4 limit=10"
-ROW = {"backend", "device", "format", "hidden", "intermediate", "experts", "topk", "ranks", "capacity", "tokens", "launch", "mode", "routing",
+ROW = {"backend", "device", "format", "hidden", "intermediate", "experts", "topk", "ranks", "capacity", "tokens", "tokens_per_rank", "launch", "mode", "routing",
        "routing_value", "seed", "routes", "touched_experts", "largest_expert", "repeats", "calls_per_sample", "median", "min", "p10", "p90", "samples",
-       "steps", "flops", "read", "gemm", "bound", "bound_by", "ratio", "checked"}
+       "steps", "flops", "read", "gemm", "bound", "bound_by", "ratio", "checked", "processes"}
 
 
 class Bench(CliTest):
@@ -36,6 +36,7 @@ class Bench(CliTest):
             self.assertIsNone(row["ratio"])
             self.assertIn("backend cpu", row["gemm"]["why_not"])
             self.assertEqual(row["checked"], {"runs_equal": True, "cpu": False})
+            self.assertEqual((row["tokens_per_rank"], row["processes"]), ([row["tokens"]], None))
         self.assertEqual(rows[0]["touched_experts"], 2)
         self.assertEqual(rows[0]["largest_expert"], 1)
 
@@ -50,6 +51,16 @@ class Bench(CliTest):
             self.assertEqual(row["calls_per_sample"], 10 if row["mode"] == "back-to-back" else 1)
             if row["routing"] == "hot":
                 self.assertGreaterEqual(row["largest_expert"], row["tokens"])  # half of the tokens of each of two ranks
+
+    def test_ranks_with_different_numbers_of_tokens(self):
+        rows = self.rows(*SMALL, "--ranks", 3, "--tokens", "2,4+0+1,0+0+7")
+        self.assertEqual([(row["tokens"], row["tokens_per_rank"], row["routes"], row["capacity"]) for row in rows],
+                         [(2, [2, 2, 2], 12, 7), (4, [4, 0, 1], 10, 7), (7, [0, 0, 7], 14, 7)])
+        self.assertIn("\n   4+0+1 one ", self.good(*SMALL, "--ranks", 3, "--tokens", "4+0+1"))
+        self.refused(USAGE, *SMALL, "--ranks", 3, "--tokens", "2,4+1", says=("--tokens 2,4+1: '4+1' has 2 numbers, --ranks is 3",))
+        self.refused(USAGE, *SMALL, "--ranks", 2, "--tokens", "0+0", says=("'0+0' is 0 on all ranks",))
+        self.refused(USAGE, *SMALL, "--ranks", 2, "--tokens", "4+x", says=("'x' must be a number of tokens of a rank, 0..1048576",))
+        self.refused(USAGE, *SMALL, "--ranks", 2, "--tokens", "4+9", "--capacity", 8, says=("--capacity is 8, but --tokens has 9",))
 
     def test_the_table(self):
         text = self.good(*SMALL, "--weights", "nvfp4", "--tokens", "1,2")

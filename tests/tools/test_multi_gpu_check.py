@@ -41,5 +41,38 @@ class RanksTest(unittest.TestCase):
         self.assertEqual((report["ok"], report["ranks"], report["driver_cuda"]), (False, 2, "13.0"))
 
 
+class BenchTest(unittest.TestCase):
+    """`monomoe bench` as the check calls it, with a program that prints its arguments."""
+
+    def bench(self, script: str, uneven: bool, apart: bool) -> dict:
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder) / "monomoe"
+            program.write_text(f"#!/bin/sh\n{script}\n")
+            program.chmod(0o755)
+            return multi_gpu_check.bench(program, multi_gpu_check.Ranks(2, ["GPU-a", "GPU-b"]), uneven, apart)
+
+    def test_tokens_that_differ(self):
+        self.assertEqual(multi_gpu_check.uneven_tokens(64, 2), ["32+64", "64+0"])
+        self.assertEqual(multi_gpu_check.uneven_tokens(8192, 5), ["4096+8192+0+8192+4096", "8192+0+8192+8192+8192"])
+
+    def test_started_apart_and_by_the_command(self):
+        script = """echo '{"rows": [{"arguments": "'$*'", "gpu": "'$CUDA_VISIBLE_DEVICES'"}]}'"""
+        apart = self.bench(script, False, True)
+        self.assertTrue(apart["ok"])
+        self.assertEqual(apart["rows"][0]["gpu"], "GPU-a")
+        self.assertRegex(apart["rows"][0]["arguments"], r"^bench --geometry flash .* --tokens 8,64,256,1024,4096,8192 .* --rank 0 --world check-\w+ --backend cuda --timeout 60 --json$")
+        self.assertTrue(apart["command"].endswith("--rank R --world W"))
+        together = self.bench(script, True, False)
+        self.assertTrue(together["ok"])
+        self.assertIn("--tokens 4+8,8+0,32+64,64+0,", together["rows"][0]["arguments"])
+        self.assertIn(" --processes --backend cuda ", together["rows"][0]["arguments"])
+
+    def test_a_rank_that_fails_fails_the_step(self):
+        apart = self.bench("echo oops >&2; exit 5", False, True)
+        self.assertEqual((apart["ok"], apart["output_tail"]), (False, "oops\noops\n"))
+        self.assertNotIn("rows", apart)
+        self.assertEqual(self.bench("echo oops; exit 5", False, False)["output_tail"], "oops\n")
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "comm/world.hpp"
 
 namespace monomoe::cuda {
 
@@ -19,6 +20,7 @@ inline constexpr int kBackToBackCalls = 10;  // timed as one
 
 // One rank's tokens in host memory: x bf16 [num_tokens, hidden], ids and weights [num_tokens, topk].
 struct BenchInput {
+  int64_t num_tokens = 0;
   std::span<const uint16_t> x;
   std::span<const int32_t> ids;
   std::span<const float> weights;
@@ -28,10 +30,11 @@ struct BenchInput {
 struct BenchRequest {
   Weights* weights = nullptr;
   Workspace* workspace = nullptr;
-  std::span<const BenchInput> ranks;
-  int64_t num_tokens = 0, hidden = 0;
+  std::span<const BenchInput> ranks;  // of this process
+  int64_t hidden = 0;
   BenchMode mode = BenchMode::kCold;
   int repeats = 1;
+  World* world = nullptr;  // whose rank this process is: every function but gemm and trace is collective then; null: all ranks are here
 };
 
 struct BenchStep {
@@ -40,9 +43,9 @@ struct BenchStep {
 };
 
 struct BenchSamples {
-  std::vector<double> seconds;  // [repeats] of one call, of the slowest rank
+  std::vector<double> seconds;  // [repeats] of one call, of the slowest rank here
   std::vector<BenchStep> steps;  // of launches with several parts and one rank
-  std::vector<std::vector<uint16_t>> first, last;  // [ranks] outputs of the first run and of the last timed one
+  std::vector<std::vector<uint16_t>> first, last;  // [ranks here] outputs of the first run and of the last timed one
 };
 
 // The work of one GPU's ranks.

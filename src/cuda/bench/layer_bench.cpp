@@ -25,15 +25,16 @@ Result<void> launched(const char* doing) { return check(cudaGetLastError(), doin
 
 Result<std::unique_ptr<Bench>> LayerBench::make(const Topology& topology) {
   std::unique_ptr<LayerBench> bench(new LayerBench(topology));
-  for (int32_t rank = 0; rank < topology.end_rank; ++rank) {
+  for (int32_t rank = topology.first_rank; rank < topology.end_rank; ++rank) {
     if (auto added = bench->add_rank(rank); !added) return added.error();
   }
-  const CurrentGpu current(topology.gpu[0]);
+  const int first = bench->gpus_[0].number;
+  const CurrentGpu current(first);
   auto gate = make_event();
   if (!gate) return gate.error();
   bench->gate_ = gate.take();
   cudaDeviceProp device{};
-  if (auto read = check(cudaGetDeviceProperties(&device, topology.gpu[0]), "reading the GPU's name"); !read) return read.error();
+  if (auto read = check(cudaGetDeviceProperties(&device, first), "reading the GPU's name"); !read) return read.error();
   bench->device_ = device.name;
   return std::unique_ptr<Bench>(std::move(bench));
 }
@@ -70,12 +71,15 @@ Result<void> LayerBench::add_rank(int32_t rank) {
     if (auto added = add_gpu(number); !added) return added;
     gpu = std::prev(gpus_.end());
   }
-  gpu->ranks.push_back(rank);
+  gpu->ranks.push_back(num_ranks());
   auto stream = make_stream();
   if (!stream) return stream.error();
   auto timer = EventPair::make();
   if (!timer) return timer.error();
   Rank made;
+  made.number = rank;
+  made.gpu = number;
+  made.thread_blocks = topology_.thread_blocks[rank];
   made.stream = stream.take();
   made.timer = timer.take();
   ranks_.push_back(std::move(made));
@@ -96,17 +100,17 @@ Result<void> LayerBench::upload(DeviceBuffer& buffer, const void* data, int64_t 
 }
 
 Result<LayerBench::Prepared> LayerBench::prepare(const BenchRequest& request) {
-  Prepared call{static_cast<LayerWeights&>(*request.weights), static_cast<LayerWorkspace&>(*request.workspace), {}, request.hidden, {}, nullptr};
+  Prepared call{static_cast<LayerWeights&>(*request.weights), static_cast<LayerWorkspace&>(*request.workspace), {}, request.hidden, request.world, {}, nullptr};
   for (int32_t r = 0; r < num_ranks(); ++r) {
-    const CurrentGpu current(topology_.gpu[r]);
+    const CurrentGpu current(ranks_[r].gpu);
     Rank& rank = ranks_[r];
     const BenchInput& input = request.ranks[r];
     if (auto done = upload(rank.x, input.x.data(), static_cast<int64_t>(input.x.size_bytes()), rank); !done) return done.error();
     if (auto done = upload(rank.ids, input.ids.data(), static_cast<int64_t>(input.ids.size_bytes()), rank); !done) return done.error();
     if (auto done = upload(rank.weights, input.weights.data(), static_cast<int64_t>(input.weights.size_bytes()), rank); !done) return done.error();
-    if (auto done = upload(rank.y, nullptr, request.num_tokens * request.hidden * 2, rank); !done) return done.error();
+    if (auto done = upload(rank.y, nullptr, input.num_tokens * request.hidden * 2, rank); !done) return done.error();
     RankCall one;
-    one.num_tokens = request.num_tokens;
+    one.num_tokens = input.num_tokens;
     one.x = rank.x.data();
     one.topk_ids = rank.ids.data();
     one.topk_weights = reinterpret_cast<const float*>(rank.weights.data());
@@ -117,12 +121,12 @@ Result<LayerBench::Prepared> LayerBench::prepare(const BenchRequest& request) {
 }
 
 Result<GraphExec> LayerBench::capture(const Prepared& call, int32_t rank) const {
-  const CurrentGpu current(topology_.gpu[rank]);
+  const CurrentGpu current(ranks_[rank].gpu);
   const cudaStream_t stream = ranks_[rank].stream.get();
   if (auto begun = check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a graph"); !begun) return begun.error();
   Result<void> enqueued;
   for (int part = 0; part < call.workspace.num_parts() && enqueued; ++part) {
-    enqueued = call.workspace.enqueue_part(call.weights, rank, call.calls[rank], part, {}, stream);
+    enqueued = call.workspace.enqueue_part(call.weights, ranks_[rank].number, call.calls[rank], part, {}, stream);
   }
   cudaGraph_t graph = nullptr;
   auto ended = check(cudaStreamEndCapture(stream, &graph), "capturing the graph");
@@ -145,14 +149,26 @@ Result<void> LayerBench::flush(const Gpu& gpu, cudaStream_t stream, int times) c
   return {};
 }
 
+Result<void> LayerBench::meet(const Prepared& call) const {
+  if (call.world == nullptr) return {};
+  if (auto come = call.world->gather(WorldStep::kBench, {}, {}); !come) return come;
+  const CurrentGpu current(ranks_[0].gpu);
+  for (int part = 0; part < call.workspace.num_parts(); ++part) {
+    if (auto done = call.workspace.enqueue_part(call.weights, ranks_[0].number, {}, part, {}, ranks_[0].stream.get()); !done) return done;
+  }
+  return {};
+}
+
 Result<void> LayerBench::open_gate(const Prepared& call, uint8_t poison, int flushes) const {
   for (const Gpu& gpu : gpus_) {
     const CurrentGpu current(gpu.number);
     const cudaStream_t stream = ranks_[gpu.ranks[0]].stream.get();
     for (const int32_t rank : gpu.ranks) {
       const int64_t bytes = call.calls[rank].num_tokens * call.hidden * 2;
+      if (bytes == 0) continue;
       if (auto done = check(cudaMemsetAsync(call.calls[rank].y, poison, bytes, stream), "poisoning y"); !done) return done;
     }
+    if (auto met = meet(call); !met) return met;
     if (auto done = flush(gpu, stream, flushes); !done) return done;
     if (auto done = check(cudaEventRecord(gpu.flushed.get(), stream), "recording an event"); !done) return done;
   }
@@ -173,7 +189,7 @@ Result<void> LayerBench::enqueue(const Prepared& call) const {
   const int parts = call.workspace.num_parts();
   if (!call.graphs.empty()) {
     for (int32_t rank = 0; rank < num_ranks(); ++rank) {
-      const CurrentGpu current(topology_.gpu[rank]);
+      const CurrentGpu current(ranks_[rank].gpu);
       if (auto done = check(cudaGraphLaunch(call.graphs[rank].get(), ranks_[rank].stream.get()), "launching the graph"); !done) return done;
     }
     return {};
@@ -184,9 +200,10 @@ Result<void> LayerBench::enqueue(const Prepared& call) const {
       if (call.trace != nullptr) {
         const DeviceBuffer& buffer = (*call.trace)[rank * parts + part];
         trace.events = reinterpret_cast<TraceEvent*>(buffer.data());
-        trace.per_block = static_cast<int32_t>(buffer.bytes() / static_cast<int64_t>(sizeof(TraceEvent)) / topology_.thread_blocks[rank]);
+        trace.per_block = static_cast<int32_t>(buffer.bytes() / static_cast<int64_t>(sizeof(TraceEvent)) / ranks_[rank].thread_blocks);
       }
-      if (auto done = call.workspace.enqueue_part(call.weights, rank, call.calls[rank], part, trace, ranks_[rank].stream.get()); !done) return done;
+      const Rank& one = ranks_[rank];
+      if (auto done = call.workspace.enqueue_part(call.weights, one.number, call.calls[rank], part, trace, one.stream.get()); !done) return done;
     }
   }
   return {};
@@ -194,8 +211,8 @@ Result<void> LayerBench::enqueue(const Prepared& call) const {
 
 Result<void> LayerBench::wait(const Prepared& call) const {
   for (int32_t rank = 0; rank < num_ranks(); ++rank) {
-    const CurrentGpu current(topology_.gpu[rank]);
-    if (auto done = check(cudaStreamSynchronize(ranks_[rank].stream.get()), fmt::format("running rank {}", rank)); !done) return done;
+    const CurrentGpu current(ranks_[rank].gpu);
+    if (auto done = check(cudaStreamSynchronize(ranks_[rank].stream.get()), fmt::format("running rank {}", ranks_[rank].number)); !done) return done;
   }
   return call.workspace.condition();
 }
@@ -208,7 +225,7 @@ Result<double> LayerBench::sample(const Prepared& call, BenchMode mode, uint8_t 
     if (auto done = enqueue(call); !done) return done.error();
   }
   for (int32_t rank = 0; rank < num_ranks(); ++rank) {
-    const CurrentGpu current(topology_.gpu[rank]);
+    const CurrentGpu current(ranks_[rank].gpu);
     if (auto done = ranks_[rank].timer.begin(ranks_[rank].stream.get()); !done) return done.error();
   }
   const int calls = many ? kBackToBackCalls : 1;
@@ -216,7 +233,7 @@ Result<double> LayerBench::sample(const Prepared& call, BenchMode mode, uint8_t 
     if (auto done = enqueue(call); !done) return done.error();
   }
   for (int32_t rank = 0; rank < num_ranks(); ++rank) {
-    const CurrentGpu current(topology_.gpu[rank]);
+    const CurrentGpu current(ranks_[rank].gpu);
     if (auto done = ranks_[rank].timer.end(ranks_[rank].stream.get()); !done) return done.error();
   }
   if (auto done = wait(call); !done) return done.error();
@@ -232,13 +249,14 @@ Result<double> LayerBench::sample(const Prepared& call, BenchMode mode, uint8_t 
 Result<std::vector<std::vector<uint16_t>>> LayerBench::outputs(const Prepared& call) const {
   std::vector<std::vector<uint16_t>> all;
   for (int32_t rank = 0; rank < num_ranks(); ++rank) {
-    const CurrentGpu current(topology_.gpu[rank]);
+    const CurrentGpu current(ranks_[rank].gpu);
     const RankCall& one = call.calls[rank];
-    std::vector<uint16_t> y(one.num_tokens * call.hidden);
     const cudaStream_t stream = ranks_[rank].stream.get();
+    all.emplace_back(one.num_tokens * call.hidden);
+    std::vector<uint16_t>& y = all.back();
+    if (y.empty()) continue;
     if (auto done = check(cudaMemcpyAsync(y.data(), one.y, y.size() * 2, cudaMemcpyDeviceToHost, stream), "copying y"); !done) return done.error();
     if (auto done = check(cudaStreamSynchronize(stream), "copying y"); !done) return done.error();
-    all.push_back(std::move(y));
   }
   return all;
 }
@@ -247,8 +265,8 @@ Result<std::vector<std::vector<uint16_t>>> LayerBench::outputs(const Prepared& c
 Result<std::vector<BenchStep>> LayerBench::steps(const Prepared& call, int repeats) const {
   const int parts = call.workspace.num_parts();
   std::vector<BenchStep> steps;
-  if (parts == 1 || num_ranks() != 1) return steps;
-  const CurrentGpu current(topology_.gpu[0]);
+  if (parts == 1 || topology_.gpu.size() != 1) return steps;
+  const CurrentGpu current(ranks_[0].gpu);
   const cudaStream_t stream = ranks_[0].stream.get();
   std::vector<EventPair> timers;
   for (int part = 0; part < parts; ++part) {
@@ -314,6 +332,9 @@ Result<std::vector<GpuRead>> LayerBench::read(const BenchRequest& request) {
     read.gpu = gpu.number;
     for (int i = 0; i < kReadSamples; ++i) {
       read.bytes = 0;
+      if (request.world != nullptr) {  // those that share a GPU read at the same time
+        if (auto come = request.world->gather(WorldStep::kBench, {}, {}); !come) return come.error();
+      }
       if (auto done = flush(gpu, stream, 1); !done) return done.error();
       if (auto done = first.timer.begin(stream); !done) return done.error();
       for (const int32_t rank : gpu.ranks) {
@@ -321,7 +342,7 @@ Result<std::vector<GpuRead>> LayerBench::read(const BenchRequest& request) {
         const int64_t bytes = request.ranks[rank].touched_slots * expert_bytes;
         read.bytes += bytes;
         if (bytes == 0) continue;
-        read_memory(weights.rank(rank).slot(0), bytes, reinterpret_cast<uint32_t*>(gpu.sink.data()), gpu.multiprocessors, stream);
+        read_memory(weights.rank(ranks_[rank].number).slot(0), bytes, reinterpret_cast<uint32_t*>(gpu.sink.data()), gpu.multiprocessors, stream);
         if (auto done = launched("reading the weights"); !done) return done.error();
       }
       if (auto done = first.timer.end(stream); !done) return done.error();
@@ -347,9 +368,9 @@ Result<LaunchTrace> LayerBench::trace(const BenchRequest& request) {
   const int parts = call.workspace.num_parts();
   std::vector<DeviceBuffer> buffers;
   for (int32_t rank = 0; rank < num_ranks(); ++rank) {
-    const CurrentGpu current(topology_.gpu[rank]);
+    const CurrentGpu current(ranks_[rank].gpu);
     for (int part = 0; part < parts; ++part) {
-      auto buffer = DeviceBuffer::make(topology_.thread_blocks[rank] * kEvents * static_cast<int64_t>(sizeof(TraceEvent)), "the trace");
+      auto buffer = DeviceBuffer::make(ranks_[rank].thread_blocks * kEvents * static_cast<int64_t>(sizeof(TraceEvent)), "the trace");
       if (!buffer) return buffer.error();
       buffers.push_back(buffer.take());
       if (auto done = check(cudaMemset(buffers.back().data(), 0, buffers.back().bytes()), "clearing the trace"); !done) return done.error();
@@ -363,8 +384,8 @@ Result<LaunchTrace> LayerBench::trace(const BenchRequest& request) {
   if (auto done = sample(call, BenchMode::kCold, kLaterPoison); !done) return done.error();
   LaunchTrace trace;
   for (int32_t rank = 0; rank < num_ranks(); ++rank) {
-    const CurrentGpu current(topology_.gpu[rank]);
-    const int32_t blocks = topology_.thread_blocks[rank];
+    const CurrentGpu current(ranks_[rank].gpu);
+    const int32_t blocks = ranks_[rank].thread_blocks;
     trace.thread_blocks += blocks;
     for (int part = 0; part < parts; ++part) {
       const DeviceBuffer& buffer = buffers[rank * parts + part];
@@ -376,7 +397,7 @@ Result<LaunchTrace> LayerBench::trace(const BenchRequest& request) {
         const TraceEvent& event = events[i];
         if (event.time[3] == 0) continue;
         if (i % kEvents == kEvents - 1) trace.complete = false;
-        TracedTask task{rank, static_cast<int32_t>(i / kEvents), event.kind, event.tile, event.count, event.block, {}};
+        TracedTask task{ranks_[rank].number, static_cast<int32_t>(i / kEvents), event.kind, event.tile, event.count, event.block, {}};
         std::copy(std::begin(event.time), std::end(event.time), task.time);
         trace.tasks.push_back(task);
       }

@@ -1,5 +1,6 @@
 // Times calls of the layer on this process's GPUs. All ranks begin together: every stream waits for one event, behind which all launches of a
-// call are enqueued before it is reached.
+// call are enqueued before it is reached. The ranks of a world meet in a call without tokens, which ends on all of them at almost the same time;
+// what lies between it and the timed call takes all of them equally long.
 #pragma once
 
 #include <memory>
@@ -30,11 +31,13 @@ class LayerBench final : public Bench {
  private:
   struct Gpu {
     int number = 0, multiprocessors = 0;
-    std::vector<int32_t> ranks;
+    std::vector<int32_t> ranks;  // of ranks_
     DeviceBuffer flush, sink;
     Event flushed;
   };
   struct Rank {
+    int32_t number = 0;  // of the world
+    int gpu = 0, thread_blocks = 0;
     Stream stream;
     EventPair timer;
     DeviceBuffer x, ids, weights, y;
@@ -45,6 +48,7 @@ class LayerBench final : public Bench {
     LayerWorkspace& workspace;
     std::vector<RankCall> calls;
     int64_t hidden;
+    World* world;
     std::vector<GraphExec> graphs;  // [ranks], or empty: launched by the host
     std::vector<DeviceBuffer>* trace = nullptr;
   };
@@ -55,6 +59,8 @@ class LayerBench final : public Bench {
   Result<Prepared> prepare(const BenchRequest& request);
   Result<void> upload(DeviceBuffer& buffer, const void* data, int64_t bytes, const Rank& rank) const;
   Result<GraphExec> capture(const Prepared& call, int32_t rank) const;
+  // Lets the ranks of a world come together; nothing if all are here.
+  Result<void> meet(const Prepared& call) const;
   // Poisons the outputs, empties the L2 `flushes` times and lets all streams wait for the end of that.
   Result<void> open_gate(const Prepared& call, uint8_t poison, int flushes) const;
   Result<void> flush(const Gpu& gpu, cudaStream_t stream, int times) const;
@@ -69,7 +75,7 @@ class LayerBench final : public Bench {
   const Topology& topology_;
   std::string device_;
   std::vector<Gpu> gpus_;
-  std::vector<Rank> ranks_;
+  std::vector<Rank> ranks_;  // of this process
   Event gate_;
 };
 

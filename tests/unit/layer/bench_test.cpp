@@ -82,7 +82,7 @@ TEST(BenchRoutes, FewerExpertsThanSlotsRepeat) {
 TEST(BenchTokens, CountWhatEveryRankServes) {
   auto placement = PlacementTable::even(4, 2);
   ASSERT_TRUE(placement.ok());
-  const BenchTokens tokens = bench_tokens(placement.value(), {RoutingKind::kHot, 1}, 1, 8, 1);
+  const BenchTokens tokens = bench_tokens(placement.value(), {RoutingKind::kHot, 1}, 1, std::vector<int64_t>{8, 8}, 1);
   EXPECT_EQ(tokens.served, (std::vector<int64_t>{16, 0}));  // both ranks' tokens go to expert 0, on rank 0
   EXPECT_EQ(tokens.touched, (std::vector<int64_t>{1, 0}));
   EXPECT_EQ(tokens.largest_expert, 16);
@@ -92,6 +92,17 @@ TEST(BenchTokens, CountWhatEveryRankServes) {
     ASSERT_EQ(weights.size(), 8u);
     for (const float weight : weights) EXPECT_TRUE(weight >= 0.5f && weight < 1.5f);
   }
+}
+
+TEST(BenchTokens, RanksMayHaveDifferentNumbers) {
+  auto placement = PlacementTable::even(4, 2);
+  ASSERT_TRUE(placement.ok());
+  const BenchTokens even = bench_tokens(placement.value(), {}, 2, std::vector<int64_t>{8, 8}, 1);
+  const BenchTokens uneven = bench_tokens(placement.value(), {}, 2, std::vector<int64_t>{0, 8}, 1);
+  EXPECT_TRUE(uneven.ids[0].empty());
+  EXPECT_EQ(uneven.ids[1], even.ids[1]);  // a rank's routes do not depend on the others
+  EXPECT_EQ(uneven.weights[1], even.weights[1]);
+  EXPECT_EQ(uneven.routes(), 16);
 }
 
 TEST(BenchStatistics, MedianAndQuantiles) {
@@ -202,6 +213,35 @@ TEST_F(BenchAbi, RunsOnTheCpu) {
   EXPECT_LE(row["median"], row["p90"]);
 }
 
+TEST_F(BenchAbi, NumbersOfEachRank) {
+  make();
+  const int64_t counts[] = {8, 0};
+  call.tokens_per_rank = counts;
+  EXPECT_NE(refused(MONOMOE_USAGE).find("call->num_tokens is 4, but call->tokens_per_rank is set; leave it 0"), std::string::npos);
+  call.num_tokens = 0;
+  char* text = nullptr;
+  ASSERT_EQ(monomoe_bench_run(handles.bench, &call, &text), MONOMOE_OK) << monomoe_last_error();
+  const Json row = Json::parse(text);
+  monomoe_free_text(text);
+  EXPECT_EQ(row["tokens"], 8);
+  EXPECT_EQ(row["tokens_per_rank"], (Json{8, 0}));
+  EXPECT_EQ(row["routes"], 8 * 2);
+  EXPECT_TRUE(row["processes"].is_null());
+  const int64_t too_many[] = {4, 9}, negative[] = {-1, 4}, none[] = {0, 0};
+  call.tokens_per_rank = too_many;
+  EXPECT_NE(refused(MONOMOE_USAGE).find("call->tokens_per_rank[1] is 9, wanted 0..8, the capacity"), std::string::npos);
+  call.tokens_per_rank = negative;
+  EXPECT_NE(refused(MONOMOE_USAGE).find("call->tokens_per_rank[0] is -1, wanted 0..8"), std::string::npos);
+  call.tokens_per_rank = none;
+  EXPECT_NE(refused(MONOMOE_USAGE).find("is 0 on all ranks"), std::string::npos);
+  // A caller of the first header has no such field, and what lies behind its struct is not read.
+  call.struct_size = offsetof(monomoe_bench_call, tokens_per_rank);
+  call.num_tokens = 3;
+  ASSERT_EQ(monomoe_bench_run(handles.bench, &call, &text), MONOMOE_OK) << monomoe_last_error();
+  EXPECT_EQ(Json::parse(text)["tokens_per_rank"], (Json{3, 3}));
+  monomoe_free_text(text);
+}
+
 TEST_F(BenchAbi, RefusesLayers) {
   layer.hidden = 100;
   EXPECT_EQ(monomoe_bench_create(handles.context, &layer, &handles.bench), MONOMOE_USAGE);
@@ -298,12 +338,13 @@ TEST_F(BenchAbi, DifferentBitsAreFound) {
 TEST_F(BenchAbi, TheComparisonWithTheCpuBackendHolds) {
   make();
   const Routing routing;
-  const BenchTokens tokens = bench_tokens(handles.bench->weights->placement, routing, 2, 4, layer.seed);
+  const std::vector<int64_t> counts = {4, 4};
+  const BenchTokens tokens = bench_tokens(handles.bench->weights->placement, routing, 2, counts, layer.seed);
   char* text = nullptr;
   ASSERT_EQ(monomoe_bench_run(handles.bench, &call, &text), MONOMOE_OK);
   monomoe_free_text(text);
   BenchCall again;
-  again.num_tokens = 4;
+  again.tokens = counts;
   again.repeats = 1;
   auto measured = measure_cpu(*handles.bench, again, tokens);
   ASSERT_TRUE(measured.ok());
