@@ -38,10 +38,10 @@ struct Config {
   static constexpr uint32_t kHalfBytes = static_cast<uint32_t>(kIsFp8 ? kFp8HalfBytes : kFp4HalfBytes);
   // Of half a tile and one K block. Even, so that a slot belongs to the same warpgroup in all of a task of few tokens: a phase bit tells only two
   // uses of a slot apart, and one warpgroup may run ahead of the other's.
-  static constexpr int kWeightSlots = kIsFp8 ? 6 : 10;
+  static constexpr int kWeightSlots = kIsFp8 ? 6 : 8;
   static_assert(kWeightSlots % kMathWarpgroups == 0);
   static constexpr int kTokenStages = 3;
-  static constexpr int kExpandedSlots = kIsFp8 ? 1 : 2;
+  static constexpr int kExpandedSlots = kIsFp8 ? 1 : 3;
   static constexpr int kThreads = 128 + kMathThreads + (kIsFp8 ? 0 : kExpandThreads);
   static constexpr int kMoveRegisters = kIsFp8 ? 40 : 32;
   static constexpr int kMathRegisters = kIsFp8 ? 232 : 216;

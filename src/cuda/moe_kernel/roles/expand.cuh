@@ -34,10 +34,11 @@ __device__ __forceinline__ void expand_task(const Params& params, SharedStorage<
     const uint32_t half = smem.weights_at(rings.weights.slot);
     uint32_t a[16];
     expand_fragment<Shift::kByShifter>(a, load_fragment(smem.tables_at(), half, 0, thread));
+    const PackedCodes second = load_codes(half, 1, thread);  // before the stores, which it would have to follow
     wait_barrier(smem.expanded_empty_at(rings.expanded.slot), rings.expanded.phase);
     const uint32_t tile = smem.expanded_at() + rings.expanded.slot * static_cast<uint32_t>(kFp8HalfBytes);
     store_block(tile, a, thread);
-    expand_fragment<Shift::kByShifter>(a, load_fragment(smem.tables_at(), half, 1, thread));
+    expand_fragment<Shift::kByShifter>(a, with_tables(smem.tables_at(), second));
     store_block(tile + 64 * 128, a, thread);
     ptx::fence_proxy_async_smem();  // every writer, before the arrival: generic writes, then WGMMA's reads
     __syncwarp();

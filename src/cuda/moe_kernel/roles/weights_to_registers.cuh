@@ -23,20 +23,32 @@ __device__ __forceinline__ void expand_word(uint32_t word, uint2 table, uint32_t
   y = ptx::byte_permute(table.x, table.y, upper) | ((word << 4) & 0x80808080u);
 }
 
-// What a thread needs of one block of 64 rows to expand it: words of codes, and the tables of their scales.
+// What a thread needs of one block of 64 rows to expand it: words of codes and four scale bytes, then the tables of these scales.
+struct PackedCodes {
+  uint4 first, second;
+  uint32_t scales;
+};
 struct PackedFragment {
   uint4 first, second;
   uint2 table[4];
 };
 
-__device__ __forceinline__ PackedFragment load_fragment(uint32_t tables, uint32_t half, int block, int thread) {
+__device__ __forceinline__ PackedCodes load_codes(uint32_t half, int block, int thread) {
   const uint32_t codes = half + block * 4096 + thread * 16;
   const uint32_t scales = ptx::load_shared_4(half + static_cast<uint32_t>(kFp4CodeBytes) + block * 512 + thread * 4);
+  return {ptx::load_shared_16(codes), ptx::load_shared_16(codes + 2048), scales};
+}
+
+__device__ __forceinline__ PackedFragment with_tables(uint32_t tables, const PackedCodes& packed) {
   const uint32_t gate = tables, up = tables + sizeof(ExpandTables::entry[0]);
-  const auto entry = [&](int byte) { return ptx::byte_permute(scales, 0, 0x4440 + byte) * static_cast<uint32_t>(sizeof(uint2)); };
-  return {ptx::load_shared_16(codes),
-          ptx::load_shared_16(codes + 2048),
+  const auto entry = [&](int byte) { return ptx::byte_permute(packed.scales, 0, 0x4440 + byte) * static_cast<uint32_t>(sizeof(uint2)); };
+  return {packed.first,
+          packed.second,
           {ptx::load_shared_8(gate + entry(0)), ptx::load_shared_8(up + entry(1)), ptx::load_shared_8(gate + entry(2)), ptx::load_shared_8(up + entry(3))}};
+}
+
+__device__ __forceinline__ PackedFragment load_fragment(uint32_t tables, uint32_t half, int block, int thread) {
+  return with_tables(tables, load_codes(half, block, thread));
 }
 
 // a[4 * i + r] is register r of k32 step i for one block of 64 rows: r 0, 1: rows g, g + 8 with h 0; r 2, 3: the same with h 1.
