@@ -140,6 +140,21 @@ MONOMOE_API void monomoe_weights_destroy(monomoe_weights* weights);
 // lives on other ranks only is refused: its ranks replace it.
 MONOMOE_API monomoe_status monomoe_weights_replace_expert(monomoe_weights* weights, int32_t expert, const monomoe_expert* source);
 
+// The packed experts of one rank where they are, for whoever moves experts between ranks or layers: data is num_experts rows of
+// expert_bytes, one for each slot in order, host memory or, with the CUDA backend, memory of the rank's GPU. A row is a whole expert,
+// scales and factors included: a copy of it in any other slot of a layer of the same format, hidden and intermediate size (and library
+// version) is that expert. The bytes are not looked at again, so write nothing but such rows. Rows are written while no forward uses the
+// weights, or on its stream.
+typedef struct monomoe_packed_experts {
+  uint32_t struct_size;
+  int32_t num_experts;   // 0: the rank holds none, data is NULL
+  void* data;            // lives as long as the weights
+  int64_t expert_bytes;  // a multiple of 1024
+  int32_t gpu;           // whose memory it is, as CUDA numbers GPUs; -1: host memory
+} monomoe_packed_experts;
+// rank: one of this process. Refused if an expert of the rank has other copies, which would stay as they are: number copies as experts.
+MONOMOE_API monomoe_status monomoe_weights_packed_experts(monomoe_weights* weights, int32_t rank, monomoe_packed_experts* packed);
+
 // ---- Workspace: symmetric memory, local memory and flags of all ranks -------------------------------------------------------------
 
 typedef struct monomoe_workspace_options {

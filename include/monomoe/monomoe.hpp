@@ -174,6 +174,14 @@ class Weights {
   Expected<Done> replace_expert(int32_t expert, const monomoe_expert& source) {
     return detail::done(monomoe_weights_replace_expert(get(), expert, &source));
   }
+  // A rank's packed experts where they are; they may be moved as whole rows.
+  Expected<monomoe_packed_experts> packed_experts(int32_t rank) {
+    monomoe_packed_experts packed{};
+    packed.struct_size = sizeof(packed);
+    if (const monomoe_status status = monomoe_weights_packed_experts(get(), rank, &packed); status != MONOMOE_OK)
+      return detail::last_failure(status);
+    return packed;
+  }
 
  private:
   detail::Handle<monomoe_weights, monomoe_weights_destroy> handle_;

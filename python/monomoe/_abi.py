@@ -82,6 +82,11 @@ class Layer(c.Structure):
                 ("experts", c.POINTER(Expert)), ("placement", c.POINTER(Placement)), ("swiglu_limit", c.c_float), ("tag", c.c_uint64)]
 
 
+class PackedExperts(c.Structure):
+    _fields_ = [("struct_size", c.c_uint32), ("num_experts", c.c_int32), ("data", c.c_void_p), ("expert_bytes", c.c_int64),
+                ("gpu", c.c_int32)]
+
+
 class WorkspaceOptions(c.Structure):
     _fields_ = [("struct_size", c.c_uint32), ("topk", c.c_int32), ("hidden", c.c_int64), ("max_intermediate", c.c_int64),
                 ("max_experts", c.c_int32), ("capacity", c.c_int64), ("launch", c.c_int32), ("peers", c.POINTER(c.c_void_p))]
@@ -116,7 +121,7 @@ class WorldOptions(c.Structure):
 
 # C name -> mirror: what the test compares. Struct names lose the prefix monomoe_.
 STRUCTS = {"context_options": ContextOptions, "matrix": Matrix, "expert": Expert, "placement": Placement, "layer": Layer,
-           "workspace_options": WorkspaceOptions, "tokens": Tokens, "times": Times, "problem": Problem, "layer_info": LayerInfo,
+           "packed_experts": PackedExperts, "workspace_options": WorkspaceOptions, "tokens": Tokens, "times": Times, "problem": Problem, "layer_info": LayerInfo,
            "world_options": WorldOptions}
 ENUMS = {"MONOMOE_": Status, "MONOMOE_BACKEND_": Backend, "MONOMOE_SCALE_": ScaleType, "MONOMOE_DTYPE_": DType,
          "MONOMOE_SHARING_": Sharing}
@@ -136,6 +141,7 @@ FUNCTIONS = {
     "weights_create": (c.c_int, [_P, c.POINTER(Layer), _OUT]),
     "weights_destroy": (None, [_P]),
     "weights_replace_expert": (c.c_int, [_P, c.c_int32, c.POINTER(Expert)]),
+    "weights_packed_experts": (c.c_int, [_P, c.c_int32, c.POINTER(PackedExperts)]),
     "weights_max_local_experts": (c.c_int32, [_P]),
     "workspace_create": (c.c_int, [_P, c.POINTER(WorkspaceOptions), _OUT]),
     "workspace_destroy": (None, [_P]),

@@ -305,6 +305,28 @@ class Weights:
         struct = _expert_struct(f"expert {index}", expert, alive)
         check(library.monomoe_weights_replace_expert(self._handle.pointer, index, c.byref(struct)))
 
+    def packed_experts(self, rank: int | None = None) -> "PackedExperts":
+        """A rank's packed experts in place, for whoever moves them. Refused if one of them has other copies, which would stay as they are."""
+        return PackedExperts(self, self.context.rank_of_call(rank))
+
+
+class PackedExperts:
+    """One rank's packed experts where they are: uint8 [num_experts, expert_bytes], a row for each of the rank's slots in order.
+
+    A row is a whole expert: its copy in another slot of a layer of the same format and sizes, here or on another rank, is that expert. So whoever
+    moves experts moves rows; any other bytes make the layer's results worthless. Rows are written while no forward uses the weights, or on its
+    stream. Host memory has NumPy's array interface, GPU memory the one of torch and CuPy; the weights live as long as this and what was made of it.
+    """
+
+    def __init__(self, weights: Weights, rank: int):
+        found = _abi.PackedExperts(c.sizeof(_abi.PackedExperts))
+        check(library.monomoe_weights_packed_experts(weights._handle.pointer, rank, c.byref(found)))
+        self.num_experts, self.expert_bytes, self.pointer = int(found.num_experts), int(found.expert_bytes), int(found.data or 0)
+        self.gpu = int(found.gpu)  # -1: host memory
+        self._handle = weights._handle
+        interface = {"shape": (self.num_experts, self.expert_bytes), "typestr": "|u1", "data": (self.pointer, False), "version": 3}
+        setattr(self, "__cuda_array_interface__" if self.gpu >= 0 else "__array_interface__", interface)
+
 
 class Workspace:
     """Symmetric memory, local memory and flags of all ranks. One call at a time; several layers may share one. Making one is collective over the

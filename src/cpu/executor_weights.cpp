@@ -30,13 +30,20 @@ Result<CpuWeights> CpuWeights::make(const Problem& problem, PlacementTable place
   for (int32_t src = 0; src < problem.ranks; ++src) {
     for (int32_t expert = 0; expert < problem.experts; ++expert) weights.serving_.push_back(view.serving_copy(expert, src));
   }
-  weights.experts_.reserve(problem.experts);
-  for (int64_t expert = 0; expert < problem.experts; ++expert) {
-    const bool is_held = rank < 0 || view.has_copy(static_cast<int32_t>(expert), rank);
-    auto region = PageRegion::create(is_held ? weights.layout_.bytes : 0);
-    if (!region) return region.error();
-    weights.experts_.push_back(region.take());
+  weights.begin_.assign(problem.experts, -1);
+  int64_t bytes = 0;
+  for (int32_t holder = 0; holder < problem.ranks; ++holder) {
+    if (rank >= 0 && holder != rank) continue;
+    for (int32_t slot = view.slot_begin[holder]; slot < view.slot_begin[holder + 1]; ++slot) {
+      int64_t& begin = weights.begin_[view.slot_expert[slot]];
+      if (begin >= 0) continue;
+      begin = bytes;
+      bytes += weights.layout_.bytes;
+    }
   }
+  auto memory = PageRegion::create(bytes);
+  if (!memory) return memory.error();
+  weights.memory_.emplace(memory.take());
   return weights;
 }
 

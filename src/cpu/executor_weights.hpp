@@ -1,7 +1,9 @@
-// The packed experts of one layer and where they live. The ranks of a process share one buffer for all copies of an expert.
+// The packed experts of one layer and where they live. The ranks of a process share the memory of an expert that has several copies; the
+// experts of a rank lie slot after slot as long as none of them has.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/result.hpp"
@@ -27,8 +29,10 @@ class CpuWeights {
   // Equal on two ranks if they use the same layer.
   uint64_t tag() const { return tag_; }
 
-  // layout().bytes, aligned to a page; written by pack_expert. Null for an expert that lives on ranks elsewhere.
-  uint8_t* expert_data(int32_t expert) const { return reinterpret_cast<uint8_t*>(experts_[expert].data()); }
+  // layout().bytes, aligned to kRegionAlign; written by pack_expert. Null for an expert that lives on ranks elsewhere.
+  uint8_t* expert_data(int32_t expert) const {
+    return begin_[expert] < 0 ? nullptr : reinterpret_cast<uint8_t*>(memory_->data()) + begin_[expert];
+  }
   const uint8_t* slot_data(int32_t rank, int64_t slot) const {
     const PlacementView view = placement_.view();
     return expert_data(view.slot_expert[view.slot_begin[rank] + slot]);
@@ -49,7 +53,8 @@ class CpuWeights {
   float swiglu_limit_;
   uint64_t tag_;
   std::vector<ExpertCopy> serving_;  // [source rank][expert]
-  std::vector<PageRegion> experts_;
+  std::vector<int64_t> begin_;       // [expert], in bytes; -1: elsewhere
+  std::optional<PageRegion> memory_;
 };
 
 }  // namespace monomoe::cpu

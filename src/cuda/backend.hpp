@@ -48,6 +48,9 @@ class Weights {
   virtual ~Weights() = default;
   // Into every copy of the expert on these; packed: expert_layout(problem).bytes. Any thread.
   virtual Result<void> upload(int32_t expert, const uint8_t* packed) = 0;
+  // The experts of one of these ranks, slot after slot, on its GPU; null if it has none.
+  virtual uint8_t* slots(int32_t rank) const = 0;
+  virtual int gpu(int32_t rank) const = 0;
 };
 
 // The memory of this process's ranks, and the calls on it: of all ranks, or of one rank of a world.

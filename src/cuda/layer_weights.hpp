@@ -14,6 +14,8 @@ class LayerWeights final : public Weights {
   static Result<std::unique_ptr<Weights>> make(const Topology& topology, const Problem& problem, const PlacementTable& placement,
                                                float swiglu_limit, uint64_t tag);
   Result<void> upload(int32_t expert, const uint8_t* packed) override;
+  uint8_t* slots(int32_t rank) const override { return ranks_[rank].slot(0); }
+  int gpu(int32_t rank) const override { return topology_.gpu[rank]; }
 
   const Problem& problem() const { return problem_; }
   float swiglu_limit() const { return swiglu_limit_; }

@@ -113,6 +113,14 @@ Result<std::unique_ptr<monomoe_context>> make_context(const monomoe_context_opti
 }
 
 }  // namespace
+
+Result<void> require_local(const monomoe_context& context, int32_t rank) {
+  if (rank < 0 || rank >= context.num_ranks)
+    return usage_error(fmt::format("rank is {}, the context has ranks 0..{}", rank, context.num_ranks - 1));
+  if (context.holds(rank)) return {};
+  return usage_error(fmt::format("rank is {}, but this context is rank {} of {}", rank, context.only_rank, context.num_ranks));
+}
+
 }  // namespace monomoe::layer
 
 using namespace monomoe;

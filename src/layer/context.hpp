@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "base/result.hpp"
 #include "cuda/backend.hpp"
 #include "cuda/launch_variant.h"
 #include "monomoe/monomoe.h"
@@ -23,3 +24,10 @@ struct monomoe_context {
 
   bool holds(int32_t rank) const { return only_rank < 0 || rank == only_rank; }
 };
+
+namespace monomoe::layer {
+
+// Usage error unless the rank is one of this process.
+Result<void> require_local(const monomoe_context& context, int32_t rank);
+
+}  // namespace monomoe::layer

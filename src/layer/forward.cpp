@@ -148,10 +148,7 @@ monomoe_status monomoe_forward_rank(const monomoe_weights* weights, monomoe_work
   return guarded([&]() -> Result<void> {
     if (auto given = check_handles(weights, workspace); !given) return given;
     const monomoe_context& context = *workspace->context;
-    if (rank < 0 || rank >= context.num_ranks)
-      return usage_error(fmt::format("rank is {}, the context has ranks 0..{}", rank, context.num_ranks - 1));
-    if (!context.holds(rank))
-      return usage_error(fmt::format("rank is {}, but this context is rank {} of {}", rank, context.only_rank, context.num_ranks));
+    if (auto local = require_local(context, rank); !local) return local;
     Result<cpu::RankCall> call = call_from_abi(tokens, rank);
     if (stream == nullptr || context.cuda == nullptr) call = blocking_call(std::move(call), rank);
     if (auto given = check_times(times); call && !given) call = given.error();

@@ -154,6 +154,19 @@ Result<void> pack_for_cuda(const LayerSource& source, const std::vector<int64_t>
   });
 }
 
+Result<void> check_single_copies(const PlacementView& view, int32_t rank) {
+  for (int32_t slot = view.slot_begin[rank]; slot < view.slot_begin[rank + 1]; ++slot) {
+    const int32_t expert = view.slot_expert[slot];
+    const int32_t copies = view.copy_begin[expert + 1] - view.copy_begin[expert];
+    if (copies == 1) continue;
+    return usage_error(
+        fmt::format("expert {} of rank {} has {} copies, and bytes written to one would leave the others behind; number copies as "
+                    "experts of their own, or replace the expert",
+                    expert, rank, copies));
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<float> checked_limit(float swiglu_limit) {
@@ -256,6 +269,26 @@ monomoe_status monomoe_weights_replace_expert(monomoe_weights* weights, int32_t 
     std::vector<uint8_t> packed(static_cast<size_t>(bytes));
     if (auto done = pack_expert(matrices.value(), problem, packed.data()); !done) return done;
     std::memcpy(weights->cpu->expert_data(expert), packed.data(), packed.size());
+    return {};
+  });
+}
+
+monomoe_status monomoe_weights_packed_experts(monomoe_weights* weights, int32_t rank, monomoe_packed_experts* packed) {
+  return guarded([&]() -> Result<void> {
+    if (auto given = require_pointer(weights, "weights"); !given) return given;
+    if (auto given = require_struct(packed, "packed"); !given) return given;
+    if (auto local = require_local(*weights->context, rank); !local) return local;
+    const PlacementView view = weights->placement.view();
+    if (auto single = check_single_copies(view, rank); !single) return single;
+    const bool on_gpu = weights->cuda != nullptr;
+    packed->num_experts = view.num_slots(rank);
+    packed->gpu = on_gpu ? weights->cuda->gpu(rank) : -1;
+    packed->data = nullptr;
+    if (packed->num_experts > 0) {
+      const int32_t first = view.slot_expert[view.slot_begin[rank]];
+      packed->data = on_gpu ? weights->cuda->slots(rank) : weights->cpu->expert_data(first);
+    }
+    packed->expert_bytes = expert_layout(weights->problem).bytes;
     return {};
   });
 }

@@ -1,4 +1,5 @@
 // Forms the same input may come in, and handles that are shared or changed between calls.
+#include <algorithm>
 #include <cstring>
 
 #include "contract/abi_layer.hpp"
@@ -79,6 +80,78 @@ TEST(ReplaceExpert, IsTheLayerWithThatExpert) {
   EXPECT_EQ(monomoe_weights_replace_expert(session.weights.get(), 5, &other.experts[2]), MONOMOE_USAGE);
   ASSERT_EQ(session.forward(layer.tokens({10, 11}, y)), MONOMOE_OK) << monomoe_last_error();
   EXPECT_TRUE(same_bits(y, layer.expected(), 256));
+}
+
+monomoe_packed_experts packed_experts(const WeightsHandle& weights, int32_t rank) {
+  monomoe_packed_experts packed{};
+  packed.struct_size = sizeof(packed);
+  EXPECT_EQ(monomoe_weights_packed_experts(weights.get(), rank, &packed), MONOMOE_OK) << monomoe_last_error();
+  return packed;
+}
+
+TEST(PackedExperts, AreRowsThatMayBeMoved) {
+  // Rank 0 holds experts 0..2, rank 1 holds 3 and 4. Expert 4's bytes go to the place of expert 0, and 0's to the place of 4.
+  AbiLayer layer(kLine);
+  Session session(layer);
+  const monomoe_packed_experts first = packed_experts(session.weights, 0), second = packed_experts(session.weights, 1);
+  EXPECT_EQ(first.num_experts, 3);
+  EXPECT_EQ(second.num_experts, 2);
+  ASSERT_EQ(first.expert_bytes, second.expert_bytes);
+  EXPECT_EQ(first.expert_bytes % 1024, 0);
+  EXPECT_EQ(first.gpu >= 0, suite_backend() == "cuda");
+  if (suite_backend() == "cuda") GTEST_SKIP() << "the bytes are on the GPU: tests/python/gpu_check.py moves them";
+  auto* source = static_cast<uint8_t*>(first.data);
+  std::swap_ranges(source, source + first.expert_bytes, static_cast<uint8_t*>(second.data) + second.expert_bytes);
+  std::swap(layer.sources[0], layer.sources[4]);
+  std::vector<uint16_t> y;
+  ASSERT_EQ(session.forward(layer.tokens({10, 11}, y)), MONOMOE_OK) << monomoe_last_error();
+  EXPECT_TRUE(same_bits(y, layer.expected(), 256));
+}
+
+TEST(PackedExperts, LieInTheOrderOfTheSlots) {
+  AbiLayer layer(kLine);
+  auto table = PlacementTable::from_entries(5, 2, std::vector<PlacementEntry>{{0, 1, 1}, {1, 0, 0}, {2, 1, 0}, {3, 1, 3}, {4, 1, 2}});
+  ASSERT_TRUE(table);
+  const AbiPlacement entries(table.value());
+  const monomoe_placement placement = entries.placement();
+  const ContextHandle context = make_context(2);
+  const WeightsHandle placed = layer.weights(context, &placement), even = layer.weights(context);
+  const monomoe_packed_experts rank0 = packed_experts(placed, 0), rank1 = packed_experts(placed, 1), want = packed_experts(even, 0);
+  EXPECT_EQ(rank0.num_experts, 1);
+  EXPECT_EQ(rank1.num_experts, 4);
+  if (suite_backend() == "cuda") GTEST_SKIP() << "the bytes are on the GPU: tests/python/gpu_check.py compares them";
+  const auto row = [](const monomoe_packed_experts& packed, int64_t slot) {
+    return static_cast<uint8_t*>(packed.data) + slot * packed.expert_bytes;
+  };
+  EXPECT_EQ(std::memcmp(row(rank1, 1), row(want, 0), want.expert_bytes), 0);
+  EXPECT_EQ(std::memcmp(row(rank0, 0), row(want, 1), want.expert_bytes), 0);
+  EXPECT_EQ(std::memcmp(row(rank1, 0), row(want, 2), want.expert_bytes), 0);
+  EXPECT_NE(std::memcmp(row(rank1, 3), row(rank1, 2), want.expert_bytes), 0);
+}
+
+TEST(PackedExperts, WhatIsRefused) {
+  const AbiLayer layer(kLine);
+  auto table =
+      PlacementTable::from_entries(5, 2, std::vector<PlacementEntry>{{0, 0, 0}, {1, 0, 1}, {2, 0, 2}, {3, 1, 0}, {4, 1, 1}, {1, 1, 2}});
+  ASSERT_TRUE(table);
+  const AbiPlacement entries(table.value());
+  const monomoe_placement placement = entries.placement();
+  const ContextHandle context = make_context(2);
+  const WeightsHandle copies = layer.weights(context, &placement), single = layer.weights(context);
+  monomoe_packed_experts packed{};
+  const auto refused = [&](const WeightsHandle& weights, int32_t rank, const std::string& words) {
+    EXPECT_EQ(monomoe_weights_packed_experts(weights.get(), rank, &packed), MONOMOE_USAGE);
+    EXPECT_NE(std::string(monomoe_last_error()).find(words), std::string::npos) << monomoe_last_error();
+    EXPECT_EQ(packed.data, nullptr);
+  };
+  refused(single, 0, "packed->struct_size is 0");
+  packed.struct_size = sizeof(packed);
+  refused(copies, 0, "expert 1 of rank 0 has 2 copies");
+  refused(copies, 1, "expert 1 of rank 1 has 2 copies");
+  refused(single, 2, "rank is 2, the context has ranks 0..1");
+  refused(single, -1, "rank is -1");
+  EXPECT_EQ(monomoe_weights_packed_experts(single.get(), 0, nullptr), MONOMOE_USAGE);
+  EXPECT_EQ(monomoe_weights_packed_experts(nullptr, 0, &packed), MONOMOE_USAGE);
 }
 
 TEST(Sharing, SeveralLayersOnOneWorkspaceAndSeveralWorkspacesForOneLayer) {

@@ -134,6 +134,11 @@ TEST_F(OneOfTwo, OwnExpertsAreCheckedAndTheOthersNotRead) {
   EXPECT_EQ(monomoe_weights_max_local_experts(weights.get()), 2);
   EXPECT_EQ(monomoe_weights_replace_expert(weights.get(), 3, &layer.experts[2]), MONOMOE_OK) << monomoe_last_error();
   expect_refused(monomoe_weights_replace_expert(weights.get(), 1, &layer.experts[1]), "expert 1 is not placed on rank 1");
+  monomoe_packed_experts packed{};
+  packed.struct_size = sizeof(packed);
+  expect_refused(monomoe_weights_packed_experts(weights.get(), 0, &packed), "rank is 0, but this context is rank 1 of 2");
+  ASSERT_EQ(monomoe_weights_packed_experts(weights.get(), 1, &packed), MONOMOE_OK) << monomoe_last_error();
+  EXPECT_EQ(packed.num_experts, 2);
   experts[2].up.scales = nullptr;
   expect_refused(monomoe_weights_create(one.context.get(), &description, &made), "expert 2 up");
   description.experts = nullptr;

@@ -147,6 +147,28 @@ def check_layer(kind, shape, row_counts):
     gpu.check()
 
 
+def check_moved_experts(kind, shape, rows):
+    """Packed experts as rows of GPU memory, moved on the stream of the calls, also between replays of a graph; their bytes are the CPU backend's."""
+    name = f"{kind}: packed experts"
+    problem = Problem(kind, *shape)
+    gpu, cpu = problem.layer(GPU, rows), problem.layer(CPU, rows)
+    packed = gpu.packed_experts()
+    check(f"{name} are the CPU backend's", packed.is_cuda and torch.equal(packed.cpu(), cpu.packed_experts()))
+    x, ids, weights = problem.tokens(rows)
+    want = gpu(x, ids, weights)
+    place = torch.roll(torch.arange(problem.experts, device="cuda"), 3)  # of each expert
+    moved = torch.where(ids < 0, ids, place[ids.clamp(min=0)])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = gpu(x, moved, weights)
+    packed[place] = packed.clone()
+    check(f"{name}: moved, eager", same(gpu(x, moved, weights), want))
+    graph.replay()
+    check(f"{name}: moved, CUDA graph captured before", same(y, want))
+    torch.cuda.synchronize()
+    gpu.check()
+
+
 def check_compile(kind, shape, rows):
     problem = Problem(kind, *shape)
     layer = problem.layer(GPU, rows)
@@ -278,6 +300,8 @@ def main():
         check_compat(deep_gemm, kind, small, 65)
     for kind in ("nvfp4", "mxfp4"):
         check_compat(flashinfer_megamoe, kind, small, 65)
+    for kind in ("fp8", "nvfp4", "mxfp4"):
+        check_moved_experts(kind, small, 65)
     check_cupy()
     measure_call()
     for kind in () if quick else ("fp8", "nvfp4"):

@@ -79,6 +79,44 @@ def new_experts(kind, limit=10.0, prefix="model.layers.3.mlp.experts", quant_con
     return FusedMoE(quant_config=quantisation(kind) if quant_config is None else quant_config, **arguments)
 
 
+def deepseek_block(kind, layer_id=1, **changes):
+    """DeepseekV2MoE, which DeepSeek-V3 and V4 use: gate, top-k, scaling factor and shared expert around the hooked call. And its configuration."""
+    from types import SimpleNamespace
+
+    import torch
+    from sglang.srt.models.deepseek_v2 import DeepseekV2MoE
+
+    given = dict(routed_scaling_factor=1.5, n_shared_experts=1, n_routed_experts=EXPERTS, num_experts_per_tok=TOPK, hidden_size=HIDDEN,
+                 moe_intermediate_size=INTER, hidden_act="silu", norm_topk_prob=True, n_group=1, topk_group=1, scoring_func="sigmoid",
+                 topk_method="noaux_tc", swiglu_limit=10.0, model_type="deepseek_v3", quantization_config=None, num_hidden_layers=2)
+    config = SimpleNamespace(**given | changes)
+    as_on_hopper(kind)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return DeepseekV2MoE(config, layer_id=layer_id, quant_config=quantisation(kind), prefix=f"model.layers.{layer_id}.mlp"), config
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def load_block(moe, rng, tensors):
+    moe.gate.weight.copy_(to_torch(rng.standard_normal((EXPERTS, HIDDEN)).astype("float32")).bfloat16())
+    moe.gate.e_score_correction_bias.zero_()
+    moe.shared_experts = doubled()
+    load_experts(moe.experts, tensors)
+    return moe
+
+
+def doubled():
+    """In place of the shared expert's dense kernels, which need a GPU."""
+    import torch
+
+    class Doubled(torch.nn.Module):
+        def forward(self, x, *args, **kwargs):
+            return x * 2
+
+    return Doubled()
+
+
 def checkpoint_tensors(kind, arrays, globals13=None, globals2=None):
     """One layer's expert tensors by their names in a checkpoint: NumPy arrays of stacked()."""
     import numpy as np

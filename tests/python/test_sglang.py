@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import sglang_world as world
-from layers import read_bytes, stacked, tokens, write_file
+from layers import BF16, read_bytes, stacked, tokens, write_file
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -r tests/python/requirements-torch.txt")
 KINDS = ["fp8", "nvfp4", "mxfp4"]
@@ -119,46 +119,66 @@ def test_scales_of_mxfp4_experts_as_bytes(sglang, tmp_path, built_program):
     assert bits(run_experts(experts, *map(world.to_torch, (x, ids, weights)))) == want
 
 
-class Doubled(torch.nn.Module):
-    """In place of the shared expert's dense kernels, which need a GPU."""
-
-    def forward(self, x, *args, **kwargs):
-        return x * 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_block_of_deepseek(sglang, tmp_path, built_program, kind):
-    """DeepseekV2MoE, which DeepSeek-V3 and V4 use: its gate, top-k, scaling factor and shared expert around the hooked call."""
-    from sglang.srt.layers.moe import mega_moe
-    from sglang.srt.models.deepseek_v2 import DeepseekV2MoE
-    config = SimpleNamespace(routed_scaling_factor=1.5, n_shared_experts=1, n_routed_experts=world.EXPERTS, num_experts_per_tok=world.TOPK,
-                             hidden_size=world.HIDDEN, moe_intermediate_size=world.INTER, hidden_act="silu", norm_topk_prob=True, n_group=1, topk_group=1,
-                             scoring_func="sigmoid", topk_method="noaux_tc", swiglu_limit=10.0, model_type="deepseek_v3", quantization_config=None)
-    world.as_on_hopper(kind)
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        moe = DeepseekV2MoE(config, layer_id=1, quant_config=world.quantisation(kind), prefix="model.layers.1.mlp")
-    finally:
-        torch.set_default_dtype(torch.float32)
+def loaded_block(kind):
+    """DeepseekV2MoE with random weights, and the tensors of its experts."""
+    moe, _ = world.deepseek_block(kind)
     rng = np.random.default_rng(4)
     arrays, _ = stacked(rng, kind, world.EXPERTS, world.HIDDEN, world.INTER)
     scales = (np.full((world.EXPERTS, 2), 1 / 64, np.float32), np.full(world.EXPERTS, 1 / 64, np.float32)) if kind == "nvfp4" else ()
     tensors = world.checkpoint_tensors(kind, arrays, *scales)
-    world.load_experts(moe.experts, tensors)
-    moe.gate.weight.copy_(world.to_torch(rng.standard_normal((world.EXPERTS, world.HIDDEN)).astype(np.float32)).bfloat16())
-    moe.gate.e_score_correction_bias.zero_()
-    moe.shared_experts = Doubled()
-    x = world.to_torch(rng.standard_normal((7, world.HIDDEN)).astype(np.float32)).bfloat16()
+    return world.load_block(moe, rng, tensors), tensors
+
+
+def rows_of(count, seed=5):
+    return world.to_torch(np.random.default_rng(seed).standard_normal((count, world.HIDDEN)).astype(np.float32)).bfloat16()
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_of_deepseek(sglang, tmp_path, built_program, kind, folded):
+    """SGLang's block around the hooked call. The routed scaling factor is applied once: by the call, or by top-k where SGLang folds it in there."""
+    from sglang.srt.layers.moe import mega_moe
+    moe, tensors = loaded_block(kind)
+    assert not moe.routed_scaling_factor_fused_in_topk and not moe.topk.topk_config.apply_routed_scaling_factor_on_output
+    moe.routed_scaling_factor_fused_in_topk = moe.topk.topk_config.apply_routed_scaling_factor_on_output = folded
+    x = rows_of(7)
     assert mega_moe.should_use_mega_moe(moe, x)
     chosen = moe.topk(x, moe.gate(x))
-    assert not moe.routed_scaling_factor_fused_in_topk
-    weights = (chosen.topk_weights.float() * 1.5).numpy()
-    import ml_dtypes
-    rows = x.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-    routed = command_line(built_program("monomoe"), tmp_path, tensors, rows, chosen.topk_ids.to(torch.int64).numpy(), weights, 10.0)
+    weights = chosen.topk_weights.float() * (1.0 if folded else 1.5)
+    assert torch.allclose(weights.sum(dim=1), torch.tensor(1.5))
+    rows = x.view(torch.uint16).numpy().view(BF16)
+    routed = command_line(built_program("monomoe"), tmp_path, tensors, rows, chosen.topk_ids.to(torch.int64).numpy(), weights.numpy(), 10.0)
     y = torch.frombuffer(bytearray(routed), dtype=torch.bfloat16).reshape(7, world.HIDDEN)
     assert bits(moe(x)) == bits(y + x * 2)
     assert moe(x[:0]).shape == (0, world.HIDDEN)
+
+
+def test_the_shared_expert_runs_beside_the_call(sglang, monkeypatch):
+    """While a graph is captured SGLang puts the routed experts on another stream than the shared one: the call is made inside, and the streams join."""
+    from contextlib import contextmanager
+
+    from monomoe.sglang.experts import packed_of
+    from sglang.srt.layers.moe import mega_moe
+    moe, _ = loaded_block("fp8")
+    x, events = rows_of(7), []
+    want = bits(moe(x))
+    streams = {name: SimpleNamespace(wait_stream=lambda other, name=name: events.append(f"{name} waits")) for name in ("alt", "current")}
+
+    @contextmanager
+    def on(stream):
+        assert stream is streams["alt"]
+        events.append("alt begins")
+        yield
+        events.append("alt ends")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: streams["current"])
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(mega_moe, "get_is_capture_mode", lambda: True)
+    moe.alt_stream = streams["alt"]
+    moe.shared_experts.register_forward_pre_hook(lambda *_: events.append("shared"))
+    packed_of(moe.experts).layer.register_forward_pre_hook(lambda *_: events.append("routed"))
+    assert bits(moe(x)) == want
+    assert events == ["alt waits", "shared", "alt begins", "routed", "alt ends", "current waits"]
 
 
 def test_layers_share_a_workspace_and_the_checkpoints_tensors_are_freed(sglang):
@@ -213,17 +233,116 @@ def test_a_draft_may_be_given_back(sglang):
     assert packed_of(experts) is None and experts.w13_weight.numel() > 0
 
 
+def published(**changes):
+    """SGLang's configuration with other values, for a while."""
+    from sglang.srt.runtime_context import get_exec
+    return get_exec().moe.override(**changes)
+
+
+@pytest.fixture
+def draft():
+    """What SGLang builds now is of a draft model."""
+    from sglang.srt.runtime_context import get_flags
+    moe = get_flags().moe
+    moe.in_speculative_scope = True
+    yield
+    moe.in_speculative_scope = False
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_redundant_experts_of_a_draft(sglang, tmp_path, built_program, kind, draft, monkeypatch):
+    """SGLang gives them memory, and loads and sends nothing there: what is in it must not matter. Its torch.empty is as bad as it can be here."""
+    import monomoe
+    from monomoe.sglang import experts as plugin
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    rng = np.random.default_rng(6)
+    arrays, _ = stacked(rng, kind, world.EXPERTS, world.HIDDEN, world.INTER)
+    tensors = world.checkpoint_tensors(kind, arrays, *((np.full((world.EXPERTS, 2), 1 / 64, np.float32), np.full(world.EXPERTS, 1 / 64, np.float32))
+                                                       if kind == "nvfp4" else ()))
+    x, ids, weights = tokens(rng, 9, world.HIDDEN, world.EXPERTS, world.TOPK)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with published(ep_num_redundant_experts=2, enable_eplb=True):
+            experts = world.load_experts(world.new_experts(kind, num_experts=world.EXPERTS + 2), tensors)
+            assert not hasattr(experts, plugin.MOVED)  # SGLang moves no draft's experts
+            want = command_line(built_program("monomoe"), tmp_path, tensors, x, ids, weights, 10.0)
+            assert bits(run_experts(experts, *map(world.to_torch, (x, ids, weights)))) == want
+            if kind == "mxfp4":  # any code is legal, and SGLang sets the scales to 1
+                return
+            monkeypatch.setattr(plugin, "_fill_what_is_not_loaded", lambda experts: None)
+            with pytest.raises(monomoe.Error, match="expert [67] "):
+                world.load_experts(world.new_experts(kind, num_experts=world.EXPERTS + 2), tensors)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+class Model(torch.nn.Module):
+    """A model that tells SGLang's balancer which experts there are."""
+
+    def __init__(self, *layers, moved=None):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(layers)
+        if moved is not None:
+            self.routed_experts_weights_of_layer = moved
+
+
+def test_the_balancer_gets_the_packed_experts(sglang):
+    """The parameters that SGLang moves are the packed experts alone; a model in which it would not find them all is refused when it is loaded."""
+    import monomoe
+    from monomoe.sglang import experts as plugin
+    moe, _ = loaded_block("nvfp4")
+    assert moe.get_moe_weights() == []
+    with published(enable_eplb=True):
+        moe, _ = loaded_block("nvfp4")
+        (rows,) = moe.get_moe_weights()
+        assert rows.data_ptr() == plugin.packed_of(moe.experts).layer.packed_experts().data_ptr() and rows.shape[0] == world.EXPERTS
+
+        def load(model, draft=False):
+            plugin.after_loading(None, SimpleNamespace(model=model, is_draft_worker=draft))
+
+        load(Model(moe, moved={1: [rows]}))
+        load(Model(moe), draft=True)
+        for model, words in ((Model(moe), "routed_experts_weights_of_layer is not there; leave --enable-eplb away"),
+                             (Model(moe, moved={0: [rows]}), "routed_experts_weights_of_layer has no such layers"),
+                             (Model(moe, moved={1: [rows.clone()]}), "would not move these experts of Model")):
+            with pytest.raises(monomoe.UnavailableError, match=f"model.layers.1.mlp.experts: .*{words}"):
+                load(model)
+        other, _ = layer_of("fp8")
+        moved = {1: [rows], 3: [getattr(other, plugin.MOVED)]}
+        with pytest.raises(monomoe.UnavailableError, match=r"one buffer for all layers.*\d+ bytes an expert in model.layers.3.*\d+ bytes an expert in model.layers.1"):
+            load(Model(moe, other, moved=moved))
+
+
 def test_no_layer_is_left_to_another_path(sglang):
     import monomoe
     from monomoe.sglang import experts as plugin
     from sglang.srt.layers.moe import mega_moe
     packed, _ = layer_of("fp8")
-    plugin.after_loading(None, SimpleNamespace(model=torch.nn.ModuleList([packed])))
+    runner = SimpleNamespace(model=torch.nn.ModuleList([packed]), is_draft_worker=False)
+    plugin.after_loading(None, runner)
     left = world.new_experts("fp8", prefix="model.layers.9.mlp.experts")
     with pytest.raises(monomoe.UnavailableError, match="model.layers.9.mlp.experts: the experts were not packed by monomoe"):
-        plugin.after_loading(None, SimpleNamespace(model=torch.nn.ModuleList([packed, left])))
+        plugin.after_loading(None, SimpleNamespace(model=torch.nn.ModuleList([packed, left]), is_draft_worker=False))
     with pytest.raises(monomoe.UnavailableError, match="model.layers.9.mlp.experts: called .* before its experts were packed"):
         mega_moe.should_use_mega_moe(SimpleNamespace(experts=left), torch.zeros(1, world.HIDDEN))
+
+
+def test_ranks_admit_a_batch_together(sglang, monkeypatch):
+    """What counts is the largest rank's batch, as SGLang tells it; while a graph is captured, the bucket alone."""
+    import monomoe
+    from sglang.srt.layers.moe import mega_moe
+    experts, _ = layer_of("fp8")
+    moe, few = SimpleNamespace(experts=experts), torch.zeros(1, world.HIDDEN, dtype=torch.bfloat16)
+    for others, admitted in (([1, 8192], True), ([8193, 1], False), ([1, 0], True)):
+        monkeypatch.setattr(mega_moe, "get_dp_global_num_tokens", lambda others=others: others)
+        if admitted:
+            assert mega_moe.should_use_mega_moe(moe, few)
+            continue
+        with pytest.raises(monomoe.UsageError, match=f"a rank brings more tokens than its capacity of 8192 \\(1 on this one\\); raise {CAPACITY}"):
+            mega_moe.should_use_mega_moe(moe, few)
+    monkeypatch.setattr(mega_moe, "get_dp_global_num_tokens", lambda: [8193, 1])
+    monkeypatch.setattr(mega_moe, "get_is_capture_mode", lambda: True)
+    assert mega_moe.should_use_mega_moe(moe, few)
 
 
 def test_more_tokens_than_the_capacity(sglang):
@@ -280,10 +399,20 @@ def run_processes(tmp_path, build_dir, size, mode):
 def test_two_ranks_with_different_tokens(sglang, tmp_path, build_dir):
     """SGLang's own expert-parallel group over two processes: each packs its half of the experts; one brings no tokens."""
     found, texts = run_processes(tmp_path, build_dir, 2, "serve")
-    assert [rank["same"] for rank in found] == [{"target": True, "draft": True, "idle": True, "again": True}] * 2
+    assert [rank["same"] for rank in found] == [{"target": True, "draft": True, "idle": True, "buckets": True, "again": True}] * 2
     assert [rank["local"] for rank in found] == [3, 3] and [rank["shared"] for rank in found] == [True, True]
     line = "monomoe 0.1.0 serves --moe-a2a-backend megamoe: its hooks are in place; 6 nvfp4 experts a layer, top-2; backend cpu"
     assert [text.count(line) for text in texts] == [1, 0]
+
+
+def test_sglang_moves_experts_between_ranks(sglang, tmp_path, build_dir):
+    """Its EPLB manager over two processes, 6 experts and 2 redundant ones: it records, rebalances, moves, maps, and the bits stay."""
+    found, texts = run_processes(tmp_path, build_dir, 2, "eplb")
+    for rank, other in (found, found[::-1]):
+        assert rank["maps"] == other["maps"] and rank["maps"][0] != rank["maps"][1], "\n".join(texts)
+        assert rank["changed"] == rank["expected_changes"] and sum(rank["changed"]) > 0
+        assert rank["rows"] == [True] * 4 and rank["same"] == [True] * 8
+        assert rank["stale"] is False  # the new map with the old rows gives other bits: the test can fail
 
 
 def test_without_megamoe_nothing_changes(sglang, tmp_path, build_dir):

@@ -65,7 +65,7 @@ def test_one_flag_is_enough(hopper, model_folder):
 
 @pytest.mark.parametrize("words, changes", [
     ("the 8 ranks of --tp-size lie on 2 hosts, wanted one", {"nnodes": 2, "node_rank": 0, "dist_init_addr": "127.0.0.1:5000"}),
-    ("--enable-eplb moves experts while serving", {"enable_eplb": True}),
+    ("--elastic-ep-backend and --ep-join-mode change the ranks while serving", {"enable_eplb": True, "elastic_ep_backend": "nixl"}),
     ("--enable-w4a4-mxfp4-megamoe wants 4-bit activations", {"enable_w4a4_mxfp4_megamoe": True}),
 ])
 def test_arguments_that_cannot_be_served(hopper, model_folder, words, changes):
@@ -74,9 +74,16 @@ def test_arguments_that_cannot_be_served(hopper, model_folder, words, changes):
         resolve(model_folder, **changes)
 
 
+def test_experts_may_be_balanced(hopper, model_folder):
+    """SGLang resolves its balancer's arguments for megamoe as for other backends."""
+    found = resolve(model_folder, enable_eplb=True, ep_num_redundant_experts=16)
+    assert (found.moe_a2a_backend, found.enable_eplb, found.ep_num_redundant_experts) == ("megamoe", True, 16)
+    assert (found.ep_dispatch_algorithm, found.expert_distribution_recorder_mode) == ("static", "stat")
+
+
 def test_each_refusal_has_its_words(sglang):
     from monomoe.sglang.startup import refusals
-    usual = dict(nnodes=1, pp_size=1, tp_size=8, enable_eplb=False, elastic_ep_backend=None, ep_join_mode=None, enable_w4a4_mxfp4_megamoe=False,
+    usual = dict(nnodes=1, pp_size=1, tp_size=8, elastic_ep_backend=None, ep_join_mode=None, enable_w4a4_mxfp4_megamoe=False,
                  speculative_enable_w4a4_mxfp4_megamoe=None, startup_weight_load_mode="serial", dtype="auto", chunked_prefill_size=8192, attn_dp_size=1,
                  attn_cp_size=1, enable_prefill_cp=False, enable_dynamic_chunking=False, disaggregation_mode="null")
     for change in ({}, {"nnodes": 2, "pp_size": 2}, {"chunked_prefill_size": 65536, "disaggregation_mode": "decode"},

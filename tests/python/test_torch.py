@@ -17,6 +17,11 @@ def to_torch(array):
     return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16) if array.dtype == BF16 else torch.from_numpy(array)
 
 
+def to_torch_any(array):
+    """Also scales and codes, as bytes where torch needs them so."""
+    return torch.from_numpy(array if array.dtype in (np.float32, np.uint8) else array.view(np.uint8))
+
+
 def bits(tensor):
     return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
 
@@ -106,6 +111,51 @@ def test_from_tensors_update_and_quantised_rows(kind):
     half = s13.shape[1] // 2
     layer.update_expert(5, monomoe.Expert(matrix(w13[0, :128], s13[0, :half]), matrix(w13[0, 128:], s13[0, half:]), matrix(w2[0], s2[0])))
     assert bits(layer(x, ids, weights)) == bits(monomoe.forward(package, layer.workspace, x, torch.where(ids == 5, 0, ids), weights))
+
+
+@pytest.mark.parametrize("kind", ["fp8", "nvfp4", "mxfp4"])
+def test_packed_experts_may_be_moved(kind):
+    """Rows of one layer in another are its experts, global factors included; a layer with rows in other places is the one with the experts there."""
+    rng = np.random.default_rng(11)
+    context = monomoe.Context("cpu")
+
+    def random_layer(factor):
+        arrays = [to_torch_any(a) for a in stacked(rng, kind, 5, 256, 128)[0]]
+        factors = dict(w13_global=torch.linspace(factor, 2 * factor, 10).reshape(5, 2), w2_global=torch.full((5,), factor)) if kind == "nvfp4" else {}
+        return monomoe.torch.MoELayer.from_tensors(kind, *arrays, topk=3, max_tokens=12, swiglu_limit=7.0, context=context, **factors)
+
+    first, second = random_layer(1 / 64), random_layer(1 / 16)
+    x, ids, weights = (to_torch(a) for a in tokens(rng, 12, 256, 5, 3))
+    before, other = bits(first(x, ids, weights)), bits(second(x, ids, weights))
+    rows = first.packed_experts()
+    assert rows.shape[0] == 5 and rows.dtype is torch.uint8 and rows.is_contiguous()
+    kept = rows.clone()
+    rows.copy_(second.packed_experts())
+    assert bits(first(x, ids, weights)) == other != before
+    place = torch.tensor([3, 4, 1, 0, 2])  # of each expert
+    rows[place] = kept
+    assert bits(first(x, torch.where(ids < 0, ids, place[ids.clamp(min=0)]), weights)) == before
+    assert bits(first(x, ids, weights)) != before
+    kept = rows.clone()
+    del first
+    gc.collect()
+    assert torch.equal(rows, kept)  # the tensor keeps the memory
+
+
+def test_packed_experts_of_a_placement():
+    """Two ranks of one process: each has its own rows, in the order of its slots; an expert with copies is refused."""
+    arrays, _ = stacked(np.random.default_rng(12), "fp8", 4, 256, 128)
+    context, experts = monomoe.Context("cpu", ranks=2), monomoe.StackedExperts("fp8", *arrays)
+    plain = [np.asarray(monomoe.Weights(context, experts).packed_experts(rank)) for rank in range(2)]
+    placed = monomoe.Weights(context, experts, placement=[(3, 0, 0), (0, 1, 0), (2, 1, 2), (1, 1, 1)])
+    assert [placed.packed_experts(rank).num_experts for rank in range(2)] == [1, 3]
+    assert np.array_equal(np.asarray(placed.packed_experts(0)), plain[1][1:])
+    assert np.array_equal(np.asarray(placed.packed_experts(1)), np.stack([plain[0][0], plain[0][1], plain[1][0]]))
+    with pytest.raises(monomoe.UsageError, match="rank is not given"):
+        placed.packed_experts()
+    copies = monomoe.Weights(context, experts, placement=[(e, 0, e) for e in range(4)] + [(2, 1, 0)])
+    with pytest.raises(monomoe.UsageError, match="expert 2 of rank 1 has 2 copies"):
+        copies.packed_experts(1)
 
 
 def test_layers_share_a_workspace(layer, call, examples):

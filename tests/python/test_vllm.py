@@ -242,6 +242,24 @@ def test_deployments_that_are_refused(sentence, parts):
         config_for(**parts())
 
 
+def test_experts_may_be_balanced(examples):
+    """What vLLM's balancer is given, and what is refused. Set in a configuration that is there: one that is being made wants a GPU for it."""
+    from monomoe.vllm import checks, hooks
+    config = config_for()
+    config.parallel_config.enable_eplb = True
+    checks.deployment(config)
+    config.parallel_config.enable_elastic_ep = True
+    with pytest.raises(monomoe.UsageError, match="--enable-elastic-ep changes the ranks while serving"):
+        checks.deployment(config)
+    model = torch.nn.ModuleList(stand.load(examples / f"tiny-moe-{kind}", 0, stand.config_of(examples / f"tiny-moe-{kind}")) for kind in ("fp8", "nvfp4"))
+    (rows,) = model[0].ffn.experts.get_expert_weights()
+    assert rows.data_ptr() == model[0].ffn.experts.routed_experts.quant_method.layer.packed_experts().data_ptr() and rows.shape[0] == 32
+    hooks.check_model(model, needed=True)
+    hooks.check_model(model[0], needed=True, balanced=True)
+    with pytest.raises(monomoe.UnavailableError, match=r"--enable-eplb moves experts through one buffer .* bytes an expert in 1\.ffn.* bytes an expert in 0\.ffn"):
+        hooks.check_model(model, needed=True, balanced=True)
+
+
 def test_each_deployment_check_looks_at_something_that_vllm_has():
     from monomoe.vllm import checks
     config = stand.config_of(stand.REPOSITORY / "examples/tiny-moe-fp8")
@@ -318,18 +336,34 @@ def test_interfaces_that_the_plugin_relies_on():
         assert ours == theirs, name
 
 
-@pytest.mark.parametrize("mode", ["tp", "dp"])
-def test_ranks_have_the_bits_of_one(mode, tmp_path, build_dir, examples):
-    """Two processes: one batch on both (tensor parallel: each takes a slice of the rows), or each its own batch, one of them empty (data parallel)."""
+def run_ranks(mode, tmp_path, build_dir, examples):
+    """What two processes of vllm_rank.py found."""
     script = pathlib.Path(__file__).with_name("vllm_rank.py")
     outs = [tmp_path / f"rank{rank}.json" for rank in range(2)]
     ranks = [subprocess.Popen([sys.executable, script, mode, str(rank), str(tmp_path), str(build_dir / "python"), str(examples), str(out)],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank, out in enumerate(outs)]
     texts = [process.communicate(timeout=400)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], "\n".join(texts)
-    for out in outs:
-        found = json.loads(out.read_text())
+    return [json.loads(out.read_text()) for out in outs]
+
+
+@pytest.mark.parametrize("mode", ["tp", "dp"])
+def test_ranks_have_the_bits_of_one(mode, tmp_path, build_dir, examples):
+    """Two processes: one batch on both (tensor parallel: each takes a slice of the rows), or each its own batch, one of them empty (data parallel)."""
+    for found in run_ranks(mode, tmp_path, build_dir, examples):
         assert found["same"] == [True] * len(found["same"]) and found["experts"] == 16 and found["capacity"] == (32 if mode == "tp" else 64), found
+
+
+@pytest.mark.parametrize("mode", ["eplb", "eplb-async"])
+def test_vllm_moves_experts_between_ranks(mode, tmp_path, build_dir, examples):
+    """vLLM's EPLB state over two processes, with its worker thread too: the bits stay while experts move, and each rank's rows are those its map names."""
+    found = run_ranks(mode, tmp_path, build_dir, examples)
+    assert found[0]["maps"] == found[1]["maps"]
+    for rank in found:
+        old, new = rank["maps"]
+        assert old == [[*range(32), *range(4)]] * 2 and all(a != b for a, b in zip(old, new)) and all(sorted(set(row)) == list(range(32)) for row in new)
+        assert rank["rows"] == [True] * 4 and rank["same"] == [True] * 2 * (rank["passes"] + 1)
+        assert rank["stale"] is False  # the new map with the old rows gives other bits: the test can fail
 
 
 def test_the_end_to_end_test_says_what_is_missing():

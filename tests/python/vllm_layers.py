@@ -13,6 +13,7 @@ import torch
 import vllm._custom_ops
 from vllm.config import CacheConfig, DeviceConfig, LoadConfig, ParallelConfig, SchedulerConfig, VllmConfig, set_current_vllm_config
 from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.fused_moe.router import base_router
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.models.deepseek_v4.nvidia.model import DeepseekV4MoE, _make_deepseek_v4_weights_mapper
 from vllm.models.deepseek_v4.quant_config import DeepseekV4FP8Config
@@ -36,7 +37,20 @@ def topk_hash_softplus_sqrt(topk_weights, topk_indices, token_expert_indices, ga
     routed.append((topk_indices.clone(), topk_weights.clone()))
 
 
+def map_to_physical_and_record(topk_ids, expert_load_view, logical_to_physical_map, logical_replica_count, record_enabled, num_unpadded_tokens=None):
+    """What vLLM's Triton kernel does where there is a GPU: the copy of each expert by the token's number, and how often each is used."""
+    used = topk_ids >= 0
+    ids = topk_ids.clamp(min=0).long()
+    token = torch.arange(len(ids))[:, None]
+    physical = torch.where(used, logical_to_physical_map[ids, (token * 2654435769 & 0xFFFFFFFF) % logical_replica_count[ids]], -1)
+    if record_enabled:
+        counted = used & (token < num_unpadded_tokens)
+        expert_load_view.scatter_add_(0, physical[counted], torch.ones_like(physical[counted], dtype=expert_load_view.dtype))
+    return physical.to(topk_ids.dtype)
+
+
 vllm._custom_ops.topk_hash_softplus_sqrt = topk_hash_softplus_sqrt
+base_router.eplb_map_to_physical_and_record = map_to_physical_and_record
 
 
 def install_entry_points(folder):

@@ -1,4 +1,8 @@
-"""SGLang's expert tensors of one MoE layer, packed into a layer of monomoe; the tensors are freed then."""
+"""SGLang's expert tensors of one MoE layer, packed into a layer of monomoe; the tensors are freed then.
+
+With --enable-eplb SGLang moves experts between ranks while it serves: rows of every parameter of a FusedMoE whose first dimension is its local experts.
+The packed experts are such a parameter then, the only one, so its moves carry them as they are.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from monomoe.torch.layer import MoELayer
 
 _PACKED = "_monomoe_packed"  # on a FusedMoE: its Packed
 _WANTED = "_monomoe_wanted"  # on a FusedMoE that was built while the backend was megamoe
+MOVED = "packed_experts"  # the parameter that SGLang moves
 
 
 class Packed(NamedTuple):
@@ -43,6 +48,22 @@ def after_construction(result: Any, experts: Any, *args: Any, **kwargs: Any) -> 
             draft = ("; for the experts of a draft model --speculative-moe-a2a-backend none gives them back to SGLang"
                      if getattr(experts, "is_draft", False) else "")
             raise UnavailableError(f"{name_of(experts)}: {'; '.join(problems)}; serve this model with another --moe-a2a-backend{draft}")
+        _fill_what_is_not_loaded(experts)
+
+
+def _fill_what_is_not_loaded(experts: Any) -> None:
+    """A draft may have redundant experts and no placement: SGLang sends no tokens to them and loads nothing into them. Any legal values will do."""
+    from sglang.srt.runtime_context import get_exec
+
+    redundant = get_exec().moe.ep_num_redundant_experts
+    if not experts.is_draft or not redundant:
+        return
+    first = max(experts.num_experts - redundant - experts.moe_ep_rank * experts.num_local_experts, 0)  # of those on this rank
+    for name, parameter in experts.named_parameters(recurse=False):
+        if name.startswith(("w13_", "w2_")):
+            parameter.data[first:].view(torch.uint8).zero_()
+            if "scale" in name and parameter.dtype is torch.float32:
+                parameter.data[first:] = 1
 
 
 def _problems(experts: Any) -> list[str]:
@@ -143,8 +164,16 @@ def _build(experts: Any, source: Callable[[], StackedExperts]) -> None:
     object.__setattr__(experts, _PACKED, Packed(MoELayer(weights, workspace=workspace), limit, name))  # no submodule: it has no Parameters
     experts._mega_moe_weights_built = True
     _free(experts, name)
+    if _are_moved(experts):
+        experts.register_parameter(MOVED, torch.nn.Parameter(packed_of(experts).layer.packed_experts(), requires_grad=False))
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the next layer is packed into memory that torch would keep for itself
+
+
+def _are_moved(experts: Any) -> bool:
+    from sglang.srt.runtime_context import get_exec
+
+    return bool(get_exec().moe.enable_eplb) and not experts.is_draft
 
 
 def _free(experts: Any, name: str) -> None:
@@ -170,3 +199,24 @@ def after_loading(result: Any, runner: Any) -> None:
     if left:
         raise UnavailableError(f"{', '.join(left)}: the experts were not packed by monomoe, as this --moe-runner-backend, --load-format or weight cache "
                                "goes around it; leave --moe-runner-backend at auto, or leave --moe-a2a-backend megamoe away")
+    if not runner.is_draft_worker:
+        _check_moves(runner.model)
+
+
+def _check_moves(model: Any) -> None:
+    """With --enable-eplb: SGLang must find the packed experts of each layer to move, and in rows of one size, or it would go wrong much later."""
+    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+
+    layers = [module for module in model.modules() if isinstance(module, FusedMoE) and packed_of(module) is not None and _are_moved(module)]
+    if not layers:
+        return
+    moved = getattr(model, "routed_experts_weights_of_layer", None)
+    tensors = {} if moved is None else {layer: [tensor.data_ptr() for tensor in moved[layer]] for layer in moved.keys()}
+    left = [name_of(layer) for layer in layers if getattr(layer, MOVED).data_ptr() not in tensors.get(layer.layer_id, ())]
+    if left:
+        raise UnavailableError(f"{', '.join(left)}: --enable-eplb would not move these experts of {type(model).__name__}, whose "
+                               f"routed_experts_weights_of_layer {'has no such layers' if tensors else 'is not there'}; leave --enable-eplb away")
+    sizes = {getattr(layer, MOVED).shape[1]: name_of(layer) for layer in reversed(layers)}
+    if len(sizes) > 1:
+        raise UnavailableError("--enable-eplb moves experts through one buffer for all layers, and theirs are of different formats or sizes: "
+                               f"{', '.join(f'{size} bytes an expert in {name}' for size, name in sizes.items())}; leave --enable-eplb away")

@@ -114,8 +114,6 @@ def refusals(cfg: Any, capacity: int) -> list[str]:
     found = [
         (hosts > 1, f"the {cfg.tp_size} ranks of --tp-size lie on {hosts} hosts, wanted one: ranks write each other's memory over NVLink; use "
                     "--tp-size of one host's GPUs, with --pp-size or replicas across hosts"),
-        (cfg.enable_eplb, "--enable-eplb moves experts while serving, and monomoe's are packed when they are loaded; leave it away "
-                          "(--init-expert-location and --ep-num-redundant-experts work)"),
         (cfg.elastic_ep_backend is not None or cfg.ep_join_mode is not None,
          "--elastic-ep-backend and --ep-join-mode change the ranks while serving, which monomoe's shared memory cannot; leave them away"),
         (cfg.enable_w4a4_mxfp4_megamoe or cfg.speculative_enable_w4a4_mxfp4_megamoe,

@@ -131,6 +131,19 @@ class MoELayer(torch.nn.Module):
         """Replaces one expert in all its copies. Not while a forward uses the layer: synchronise its streams first."""
         self.weights.update_expert(index, expert)
 
+    def packed_experts(self) -> torch.Tensor:
+        """This rank's packed experts in place: uint8 [num_experts, expert_bytes], a row for each, on the layer's device. A framework that moves
+        experts between ranks moves rows (monomoe.layer.PackedExperts has the rules); on the layer's stream that needs no synchronisation."""
+        packed = self.weights.packed_experts(self.rank)
+        device = torch.device("cuda", packed.gpu) if packed.gpu >= 0 else torch.device("cpu")
+        if packed.num_experts == 0:
+            return torch.empty((0, packed.expert_bytes), dtype=torch.uint8, device=device)
+        if packed.gpu >= 0:
+            return torch.as_tensor(packed, device=device)
+        memory = (c.c_uint8 * (packed.num_experts * packed.expert_bytes)).from_address(packed.pointer)
+        memory.owner = packed  # type: ignore[attr-defined]  # the tensor keeps the buffer, the buffer the weights
+        return torch.frombuffer(memory, dtype=torch.uint8).view(packed.num_experts, packed.expert_bytes)
+
     def check(self) -> None:
         """Raises PoisonedError if an earlier call on a stream went wrong. Does not wait: synchronise first to know of all calls."""
         self.workspace.check()

@@ -14,7 +14,7 @@ _DEPLOYMENT = [
     ("kernel_config.moe_backend", lambda v: v != "auto", "--moe-backend is {v!r}; leave it at 'auto', one of the two chooses the experts' kernel"),
     ("parallel_config.all2all_backend", lambda v: v != "allgather_reducescatter",
      "--all2all-backend is {v!r}; leave it away, the layer dispatches and combines itself"),
-    ("parallel_config.enable_eplb", bool, "--enable-eplb moves experts between ranks inside vLLM's own tensors; leave it away"),
+    ("parallel_config.enable_elastic_ep", bool, "--enable-elastic-ep changes the ranks while serving, which memory that they share cannot; leave it away"),
     ("parallel_config.use_ubatching", bool, "dual batch overlap runs two batches at once on one workspace; leave --enable-dbo away"),
     ("parallel_config.prefill_context_parallel_size", lambda v: v > 1, "prefill context parallelism of {v} is not supported; set it to 1"),
     ("parallel_config.expert_placement_strategy", lambda v: v != "linear", "--expert-placement-strategy is {v!r}; use linear"),

@@ -7,7 +7,7 @@ All ranks of the expert-parallel group take part in every call, also with no tok
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import Any, Iterable
 
 import torch
 import vllm.model_executor.layers.fused_moe.modular_kernel as mk
@@ -119,6 +119,10 @@ class MonomoeMethod(FusedMoEMethodBase):
     def get_fused_moe_quant_config(self, layer: RoutedExperts) -> Any:
         return FUSED_MOE_UNQUANTIZED_CONFIG
 
+    @property
+    def supports_eplb(self) -> bool:
+        return True
+
     def uses_weight_scale_2_pattern(self) -> bool:
         return self.format == "nvfp4"
 
@@ -153,6 +157,13 @@ class MonomoeMethod(FusedMoEMethodBase):
 
 class MonomoeRoutedExperts(RoutedExperts):
     """vLLM's routed experts; where the configuration asks for it, with our method."""
+
+    def get_expert_weights(self) -> Iterable[torch.Tensor]:
+        """What vLLM's balancer (--enable-eplb) moves between ranks, a row for each of this rank's experts: the packed ones, in place."""
+        if not isinstance(self.quant_method, MonomoeMethod):
+            return super().get_expert_weights()
+        assert self.quant_method.layer is not None, f"{self.layer_name} is balanced before its weights were loaded"
+        return [self.quant_method.layer.packed_experts()]
 
     def _get_quant_method(self, prefix: str, quant_config: Any, moe_config: FusedMoEConfig) -> FusedMoEMethodBase:
         if not asked_for(get_current_vllm_config()):

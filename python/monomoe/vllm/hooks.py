@@ -37,7 +37,8 @@ def _checked(load_model: Any) -> Any:
         model = load_model(self, vllm_config, model_config, *arguments, **keywords)
         if asked_for(vllm_config):
             stages = vllm_config.parallel_config.pipeline_parallel_size  # one of several may hold dense layers only
-            check_model(model, needed=stages == 1 and not _is_draft(vllm_config.speculative_config, model_config))
+            check_model(model, needed=stages == 1 and not _is_draft(vllm_config.speculative_config, model_config),
+                        balanced=vllm_config.parallel_config.enable_eplb)
         return model
 
     checked._monomoe = True  # type: ignore[attr-defined]
@@ -49,8 +50,8 @@ def _is_draft(speculative: Any, model_config: Any) -> bool:
     return speculative is not None and model_config is speculative.draft_model_config and model_config is not speculative.target_model_config
 
 
-def check_model(model: torch.nn.Module, needed: bool) -> None:
-    """Says in one line what runs here, or raises if experts of the model, or of one that must have some, do not."""
+def check_model(model: torch.nn.Module, needed: bool, balanced: bool = False) -> None:
+    """Says in one line what runs here, or raises if experts of the model, or of one that must have some, do not. balanced: vLLM will move them."""
     ours, others = [], []
     for name, module in model.named_modules():
         if isinstance(module, RoutedExperts):
@@ -63,6 +64,11 @@ def check_model(model: torch.nn.Module, needed: bool) -> None:
                                "for this model")
     if not ours:
         return
+    sizes = {module.quant_method.layer.packed_experts().shape[1]: name for name, module in reversed(ours)} if balanced else {}
+    if len(sizes) > 1:
+        raise UnavailableError(f"additional_config asks for moe_backend monomoe, and --enable-eplb moves experts through one buffer for all layers of "
+                               f"{type(model).__name__}, which are of different formats or sizes: "
+                               f"{', '.join(f'{size} bytes an expert in {name}' for size, name in sizes.items())}; leave --enable-eplb away")
     first: MonomoeMethod = ours[0][1].quant_method
     formats = sorted({module.quant_method.format for _, module in ours})
     weights, workspace = first.layer.weights, first.share.workspace  # type: ignore[union-attr]
