@@ -62,9 +62,12 @@ struct Wgmma<{tokens}> {{
 """
 
 
+def header() -> str:
+    return HEAD + "".join(instruction(n) for n in TOKENS) + "\n}  // namespace monomoe::cuda::ptx\n"
+
+
 def main() -> None:
-    target = Path(__file__).resolve().parent.parent / "src/cuda/ptx/wgmma.cuh"
-    target.write_text(HEAD + "".join(instruction(n) for n in TOKENS) + "\n}  // namespace monomoe::cuda::ptx\n")
+    (Path(__file__).resolve().parent.parent / "src/cuda/ptx/wgmma.cuh").write_text(header())
 
 
 if __name__ == "__main__":

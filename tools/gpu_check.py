@@ -50,6 +50,23 @@ def googletest(program: Path, limit_s: int, arguments: list[str] | None = None, 
     return {"ok": ok, "exit": code, "seconds": round(seconds, 2), "tests": tests} | tail_if_failed(ok, output)
 
 
+def contract(program: Path, backend: str) -> dict:
+    # Packed experts of this backend lie on the GPU, where that suite does not reach: the Python check moves and compares them.
+    return googletest(program, 300, ["--gtest_filter=-PackedExperts.*"], MONOMOE_CONTRACT_BACKEND=backend)
+
+
+def python_check(build: Path) -> dict:
+    package = build / "python"
+    if not (package / "monomoe").is_dir() or run([sys.executable, "-c", "import torch"], 100)[0] != 0:
+        print("python: SKIPPED, needs torch and the package in the build (python/monomoe)")
+        return {"ok": True, "skipped": True}
+    path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
+    code, output, seconds = run([sys.executable, str(ROOT / "tests" / "python" / "gpu_check.py")], 300, PYTHONPATH=path)
+    figures = next((json.loads(line) for line in reversed(output.splitlines()) if line.startswith("{")), {})
+    ok = code == 0 and figures.get("passed", 0) > 0
+    return {"ok": ok, "exit": code, "seconds": round(seconds, 2)} | figures | tail_if_failed(ok, output)
+
+
 def kernel_check(program: Path) -> dict:
     code, output, seconds = run([str(program), *map(str, CASES)], 500)
     cases = [{"case": line, "launch": launch, "differ": int(differ), "best_us": float(us)} for _, launch, line, differ, us in CASE.findall(output)]
@@ -188,9 +205,9 @@ def main() -> int:
         print(f"gpu_check: SKIPPED, {cuda['why_not']}")
         return 4
     steps = {
-        "contract": lambda: googletest(programs["contract"], 300, MONOMOE_CONTRACT_BACKEND="cuda"),
-        "contract_split": lambda: googletest(programs["contract"], 300, MONOMOE_CONTRACT_BACKEND="cuda:split"),
-        "contract_unfused": lambda: googletest(programs["contract"], 300, MONOMOE_CONTRACT_BACKEND="cuda:unfused"),
+        "contract": lambda: contract(programs["contract"], "cuda"),
+        "contract_split": lambda: contract(programs["contract"], "cuda:split"),
+        "contract_unfused": lambda: contract(programs["contract"], "cuda:unfused"),
         "calls": lambda: googletest(programs["cuda_calls"], 400),
         "kernel_check": lambda: kernel_check(programs["kernel_check"]),
         "bench": lambda: bench(programs["monomoe"]),
@@ -198,6 +215,7 @@ def main() -> int:
         "verify_examples": lambda: verify_examples(programs["monomoe"]),
         "memcheck": lambda: memcheck(programs["cuda_calls"]),
         "verify_cases": lambda: verify_cases(programs["monomoe"]),
+        "python": lambda: python_check(arguments.build),
     }
     return write_report(steps, arguments.output, cuda["driver"]["version"])
 

@@ -58,9 +58,9 @@ TEST(PlanTime, ExpectedTimesAreNearWhatWasMeasured) {
     WeightFormat format;
     int64_t tokens;
     double us;
-  } measured[] = {{WeightFormat::kNvfp4, 1, 82},      {WeightFormat::kNvfp4, 8, 166}, {WeightFormat::kNvfp4, 64, 192}, {WeightFormat::kNvfp4, 512, 437},
-                  {WeightFormat::kNvfp4, 4096, 1771}, {WeightFormat::kFp8, 1, 85},    {WeightFormat::kFp8, 8, 202},    {WeightFormat::kFp8, 64, 229},
-                  {WeightFormat::kFp8, 512, 361},     {WeightFormat::kFp8, 4096, 1563}};
+  } measured[] = {{WeightFormat::kNvfp4, 1, 71},      {WeightFormat::kNvfp4, 8, 146}, {WeightFormat::kNvfp4, 64, 181}, {WeightFormat::kNvfp4, 512, 397},
+                  {WeightFormat::kNvfp4, 4096, 1669}, {WeightFormat::kFp8, 1, 79},    {WeightFormat::kFp8, 8, 198},    {WeightFormat::kFp8, 64, 226},
+                  {WeightFormat::kFp8, 512, 346},     {WeightFormat::kFp8, 4096, 1547}};
   for (const auto& row : measured) {
     Problem rank = flash(1);
     rank.experts = 32;
