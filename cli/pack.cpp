@@ -34,8 +34,10 @@ class Progress {
 
  private:
   void tell(const monomoe_pack_progress& p) {
-    if (p.shards_resumed > 0 && !began_)
+    if (p.shards_resumed > 0 && !began_) {
       line(fmt::format("pack {}: {} of {} shards are there from an earlier run", out_, p.shards_resumed, p.shards));
+      last_done_ = p.shards_resumed;
+    }
     began_ = true;
     const double share = p.bytes == 0 ? 1.0 : static_cast<double>(p.bytes_done) / static_cast<double>(p.bytes);
     if (terminal_) return draw(p, share);

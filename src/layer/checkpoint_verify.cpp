@@ -155,6 +155,8 @@ std::string verify(const std::string& directory, int32_t only_layer, bool read_v
   if (more > 0) report.add_problem("files", fmt::format("{}: and {} more problems of its files", printable(directory), more));
   const bool files_sound = checkpoint.problems().empty();
   verify_layers(checkpoint, only_layer, read_values, report);
+  if (!files_sound && !report.has_layers())
+    report.add_note("no layer was looked into, nor what the settings say of layers: what the problems of files say must be right first");
   if (files_sound && !report.has_layers()) {
     report.add_problem("files", only_layer < 0
                                     ? fmt::format("{}: no MoE layer; wanted tensors like layers.0.ffn.experts.0.w1.weight", printable(directory))

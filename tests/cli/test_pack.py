@@ -330,6 +330,8 @@ class Interrupted(PackTest):
         resumed = json.loads(result.stdout)["shards_resumed"]
         self.assertGreaterEqual(resumed, 2)
         self.assertLess(resumed, self.LAYERS)
+        told = [int(number) for number in re.findall(r": shard (\d+) of", result.stderr)]
+        self.assertEqual(told[:1], [resumed + 1])  # what was there is not told again
         self.assertFalse(partial.exists())
         self.assertEqual({path.name for path in out.iterdir()}, {path.name for path in whole.iterdir()})
         for path in whole.iterdir():

@@ -56,6 +56,8 @@ class Files(CliTest):
         file = checkpoint / "model.safetensors"
         file.write_bytes(file.read_bytes()[:-1])
         self.assertIn("model.safetensors", "\n".join(self.problems(checkpoint)))
+        report = json.loads(self.call("verify", checkpoint, "--json").stdout)
+        self.assertTrue(any("no layer was looked into" in note for note in report["notes"]), report["notes"])
 
     def test_index_that_names_an_absent_shard(self):
         checkpoint = self.checkpoint()
