@@ -13,7 +13,7 @@ import time
 import unittest
 from pathlib import Path
 
-from support import CLI, INTERNAL, OK, USAGE, CliTest
+from support import BAD_INPUT, CLI, INTERNAL, OK, USAGE, CliTest
 from test_processes import children, is_running, left_sockets
 
 SMALL = ("bench", "--backend", "cpu", "--hidden", 256, "--intermediate", 128, "--experts", 8, "--topk", 2, "--repeats", 3, "--threads", 2)
@@ -96,6 +96,15 @@ class ProcessesTest(RanksTest):
             time.sleep(0.002)
         self.assertEqual([number for number in ranks.values() if is_running(number)], [])
         self.assertEqual(left_sockets(f"cli-{process.pid}-"), [])
+
+    def test_closed_standard_streams(self):
+        """Their numbers must not become those of pipes, sockets or shared memory: the table would land there, and the end look like success."""
+        for closed in ((1,), (0, 1)):
+            with self.subTest(closed=closed):
+                words = " ".join(f"{stream}>&-" for stream in closed)
+                command = ["sh", "-c", f'exec "$@" {words}', "sh", CLI, *map(str, SMALL), "--tokens", "1", "--ranks", "2", "--processes"]
+                ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
+                self.assertEqual((ended.returncode, ended.stderr), (BAD_INPUT, "monomoe: standard output cannot be written: Bad file descriptor\n"))
 
     def test_refusals_are_one_sentence(self):
         ranks = (*SMALL, "--ranks", 2)
