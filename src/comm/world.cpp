@@ -146,8 +146,9 @@ Result<std::vector<FileDescriptor>> World::exchange_files(WorldStep step, int fi
     if (!got) return fail<Files>(got.error());
     files[rank] = std::move(got.value().file);
     if (!files[rank].is_open())
-      return fail<Files>(unavailable(fmt::format("rank {}: the file of rank {} did not arrive: this process has too many open files (ulimit -n)", options_.rank,
-                                                 rank)));
+      return fail<Files>(unavailable(fmt::format("rank {}: the file of rank {} did not arrive: this process has too many open files; raise the limit of open "
+                                                 "files (ulimit -n), or use fewer ranks",
+                                                 options_.rank, rank)));
   }
   return files;
 }

@@ -13,7 +13,7 @@ import time
 import unittest
 from pathlib import Path
 
-from support import BAD_INPUT, CLI, INTERNAL, OK, USAGE, CliTest
+from support import BAD_INPUT, CLI, INTERNAL, OK, UNAVAILABLE, USAGE, CliTest
 from test_processes import children, is_running, left_sockets
 
 SMALL = ("bench", "--backend", "cpu", "--hidden", 256, "--intermediate", 128, "--experts", 8, "--topk", 2, "--repeats", 3, "--threads", 2)
@@ -105,6 +105,19 @@ class ProcessesTest(RanksTest):
                 command = ["sh", "-c", f'exec "$@" {words}', "sh", CLI, *map(str, SMALL), "--tokens", "1", "--ranks", "2", "--processes"]
                 ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
                 self.assertEqual((ended.returncode, ended.stderr), (BAD_INPUT, "monomoe: standard output cannot be written: Bad file descriptor\n"))
+
+    def test_too_few_open_files(self):
+        # Of the process that starts the ranks; and of a rank, which has one open for each of the others.
+        for limit, ranks in ((20, 16), (40, 32)):
+            with self.subTest(limit=limit):
+                command = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", CLI, *map(str, SMALL), "--tokens", "1", "--ranks", str(ranks), "--processes"]
+                ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+                self.assertEqual((ended.returncode, ended.stdout), (UNAVAILABLE, ""), ended.stderr)
+                self.assertIn("raise the limit of open files (ulimit -n)", ended.stderr)
+                self.assertEqual(ended.stderr.count("\n"), 1, ended.stderr)
+
+    def test_a_folder_of_cases(self):
+        self.refused(BAD_INPUT, "bench", "--cases", self.folder, "--processes", says=(str(self.folder),))
 
     def test_refusals_are_one_sentence(self):
         ranks = (*SMALL, "--ranks", 2)
