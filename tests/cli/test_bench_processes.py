@@ -178,6 +178,21 @@ class LauncherTest(RanksTest):
                     self.assertEqual((code, out), (USAGE, ""), error)
                     self.assertIn(f"{option} is {first} on rank 0 and {second} on rank 1; give every rank the same", error)
 
+    def test_options_of_any_length_are_compared(self):
+        many = ",".join(map(str, range(1, 2000)))
+        ends = list(map(self.ends, [self.rank(0, "--tokens", f"{many},3"), self.rank(1, "--tokens", f"{many},30")]))
+        for code, out, error in ends:
+            self.assertEqual((code, out), (USAGE, ""), error[:500])
+            self.assertRegex(error, r"^monomoe: --tokens is \.\.[0-9,]+,1999,3 on rank 0 and \.\.[0-9,]+,1999,30 on rank 1; give every rank the same\n$")
+
+    def test_the_name_of_a_world_that_is_too_long_for_its_parts(self):
+        cases = self.folder / "cases.txt"
+        cases.write_text(f"{CASE}\n" * 10)
+        for command, most in (((*SMALL, "--ranks", 2), 62), ((*SMALL, "--ranks", 2, "--weights", "fp8," * 10 + "fp8"), 61), (("verify", "--cases", cases), 61)):
+            name = "a" * (most + 1)
+            self.refused(USAGE, *command, "--rank", 0, "--world", name, "--timeout", 0.2, says=(f"--world {name} has {most + 1} characters", f"give a name of at most {most}"))
+            self.refused(INTERNAL, *command, "--rank", 0, "--world", name[1:], "--timeout", 0.2, says=("rank 1 did not join",))
+
     def test_a_rank_that_is_killed_is_named_by_the_others(self):
         ranks = [self.rank(number, *MANY_ROWS, "--timeout", 5, ranks=3) for number in range(3)]
         self.await_row(ranks[0])
