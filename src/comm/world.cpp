@@ -37,7 +37,8 @@ World::~World() { leave({}); }
 void World::leave(std::string_view reason) {
   if (has_left_) return;
   has_left_ = true;
-  if (!broken_) broken_ = usage_error(fmt::format("rank {} has left world '{}'", options_.rank, options_.name));
+  if (!broken_)
+    broken_ = usage_error(fmt::format("rank {} has left world '{}'{}{}", options_.rank, options_.name, reason.empty() ? "" : ": ", reason));
   reason = reason.substr(0, 4096);
   // Whoever does not read it now finds it before the end of the socket.
   for (const FileDescriptor& socket : sockets_) {

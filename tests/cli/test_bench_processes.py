@@ -116,6 +116,10 @@ class ProcessesTest(RanksTest):
                 self.assertIn("raise the limit of open files (ulimit -n)", ended.stderr)
                 self.assertEqual(ended.stderr.count("\n"), 1, ended.stderr)
 
+    def test_more_tokens_than_memory(self):
+        self.refused(UNAVAILABLE, "bench", "--backend", "cpu", "--hidden", 65536, "--intermediate", 32, "--experts", 8, "--topk", 1, "--tokens", 1 << 20, "--ranks", 8,
+                     "--processes", says=("the rows of 8388608 tokens need 3299 GB of host memory, ", " available; give fewer tokens or ranks"))
+
     def test_a_folder_of_cases(self):
         self.refused(BAD_INPUT, "bench", "--cases", self.folder, "--processes", says=(str(self.folder),))
 
