@@ -164,7 +164,7 @@ void run_as_rank(const BenchOptions& options, const std::vector<LayerRows>& laye
   for (size_t i = 0; i < layers.size(); ++i) {
     if (options.processes.rank >= layers[i].ranks) continue;
     ProcessOptions processes = options.processes;
-    processes.world += fmt::format(".{}", i);
+    processes.world = world_of_part(options.processes.world, static_cast<int64_t>(i));
     as_rank(processes, layers[i].ranks, options.context, [&](RankWorld& world) {
       require_same_arguments(world, settings_of(options));
       run_layer(options, layers[i], &world, output);
@@ -191,6 +191,7 @@ ExitCode bench(const BenchOptions& options) {
   const std::vector<LayerRows> layers = layers_of(options);
   const int32_t ranks = std::ranges::max_element(layers, {}, &LayerRows::ranks)->ranks;
   check_processes(options, ranks);
+  if (options.processes.is_rank()) (void)world_of_part(options.processes.world, static_cast<int64_t>(layers.size()) - 1);  // the longest
   if (options.processes.starts_ranks()) return start_ranks(ranks);
   Output output;
   output.json = options.json;

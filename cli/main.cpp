@@ -109,6 +109,7 @@ ExitCode guarded(int argc, char** argv) {
 }  // namespace monomoe::cli
 
 int main(int argc, char** argv) {
+  monomoe::cli::keep_standard_streams();
   monomoe::cli::report_file_faults();
   // A closed pipe and a file at the size limit are errors of the write that met them: a sentence, and temporaries are removed.
   std::signal(SIGPIPE, SIG_IGN);

@@ -1,7 +1,9 @@
 // Checked standard output and text forms of values.
 #include "output.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -10,6 +12,13 @@
 #include "failure.hpp"
 
 namespace monomoe::cli {
+
+void keep_standard_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    // In this order the lowest free number is the stream's own.
+    if (fcntl(stream, F_GETFD) < 0) (void)open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  }
+}
 
 void print(std::string_view text, const std::string& written) {
   errno = 0;

@@ -14,6 +14,10 @@ namespace monomoe::cli {
 
 using Json = nlohmann::ordered_json;
 
+// Call first. The next file, socket or shared memory that is opened gets the lowest free number: of a standard stream that was closed, and what is
+// printed then lands there. So each closed one is opened, in the direction in which it is not used: a write fails as before, with a sentence.
+void keep_standard_streams();
+
 // Writes and flushes; throws Failure when the text did not arrive. `written` names what the command has put on disk by then: it stays.
 void print(std::string_view text, const std::string& written = {});
 void print_json(const Json& json, const std::string& written = {});

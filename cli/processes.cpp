@@ -24,7 +24,17 @@ WorldHandle join(const std::string& name, int32_t ranks, int32_t rank, uint32_t 
   return WorldHandle(world);
 }
 
+constexpr size_t kMostName = 64;  // of a world, see world.h
+
 }  // namespace
+
+std::string world_of_part(const std::string& world, int64_t part) {
+  std::string name = fmt::format("{}.{}", world, part);
+  if (name.size() > kMostName)
+    usage_error(fmt::format("--world {} has {} characters; the ranks meet anew for each part of the run, here as {}, and {} are the most; give a name of at most {}",
+                            world, world.size(), name, kMostName, kMostName - (name.size() - world.size())));
+  return name;
+}
 
 RankWorld::RankWorld(const std::string& name, int32_t ranks, int32_t rank, const ContextOptions& options) : ranks_(ranks), rank_(rank) {
   placed_ = options.view(0);

@@ -22,6 +22,8 @@ void remember_arguments(int argc, char** argv);
 ExitCode start_ranks(int32_t ranks);
 // Refuses --processes together with --rank, unless this process was started by start_ranks.
 void require_one_launcher(const ProcessOptions& options);
+// The name of the world in which ranks meet for one of several parts of a run, a layer or a case; refused where it would be too long.
+std::string world_of_part(const std::string& world, int64_t part);
 // Refuses a file that cannot be read once for each rank; "" is fine.
 void require_readable_again(const std::string& option, const std::string& path);
 

@@ -76,7 +76,8 @@ RankProcess start(int32_t rank, const std::string& world) {
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
   int ends[2] = {};
-  if (pipe2(ends, O_CLOEXEC) != 0) throw Failure(ExitCode::kUnavailable, fmt::format("rank {} cannot be started: {}", rank, std::strerror(errno)));
+  if (pipe2(ends, O_CLOEXEC) != 0) throw Failure(ExitCode::kUnavailable, fmt::format("rank {} cannot be started: {}; use fewer ranks or raise the limit of open files (ulimit -n)",
+                                                                                       rank, std::strerror(errno)));
   const pid_t parent = getpid(), process = fork();
   if (process == 0) become_rank(parent, rank, ends[1], pointers.data());
   const int error = errno;
@@ -153,7 +154,7 @@ void remember_arguments(int argc, char** argv) { arguments().assign(argv, argv +
 
 void require_readable_again(const std::string& option, const std::string& path) {
   struct stat found = {};
-  if (path.empty() || stat(path.c_str(), &found) != 0 || S_ISREG(found.st_mode)) return;  // one that is not there is told by whoever reads it
+  if (path.empty() || stat(path.c_str(), &found) != 0 || S_ISREG(found.st_mode) || S_ISDIR(found.st_mode)) return;  // what is wrong then, whoever reads it tells
   usage_error(fmt::format("{} {}: every rank's process reads it, so it cannot be a pipe; give a file", option, path));
 }
 

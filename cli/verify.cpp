@@ -171,7 +171,7 @@ int32_t most_ranks(const std::vector<TextLine>& lines) {
 // In a world of as many ranks as the case has; the other processes of the run pass it over.
 monomoe_status run_case_in_world(const VerifyOptions& options, const TextLine& line, char** report) {
   const int32_t ranks = ranks_of_case(line);
-  RankWorld world(fmt::format("{}.{}", options.layer.processes.world, line.number), ranks, options.layer.processes.rank, options.layer.context);
+  RankWorld world(world_of_part(options.layer.processes.world, line.number), ranks, options.layer.processes.rank, options.layer.context);
   return monomoe_world_verify_case(world.handle(), &world.context_options(), line.text.c_str(), report);
 }
 
@@ -216,6 +216,7 @@ ExitCode verify_cases_as_rank(const VerifyOptions& options, const std::vector<Te
 
 ExitCode verify_cases(const VerifyOptions& options) {
   const std::vector<TextLine> lines = read_cases(options);
+  if (options.layer.processes.is_rank()) (void)world_of_part(options.layer.processes.world, lines.back().number);  // the longest
   if (options.layer.processes.rank > 0) return verify_cases_as_rank(options, lines);
   if (!options.layer.processes.is_rank()) options.layer.context.create(1);  // what the machine cannot do is no line's fault
   Json reports = Json::array();

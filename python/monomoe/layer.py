@@ -320,10 +320,11 @@ class PackedExperts:
 
     def __init__(self, weights: Weights, rank: int):
         found = _abi.PackedExperts(c.sizeof(_abi.PackedExperts))
-        check(library.monomoe_weights_packed_experts(weights._handle.pointer, rank, c.byref(found)))
+        handle = instance("weights", weights, Weights)._handle
+        check(library.monomoe_weights_packed_experts(handle.pointer, int32("rank", rank), c.byref(found)))
         self.num_experts, self.expert_bytes, self.pointer = int(found.num_experts), int(found.expert_bytes), int(found.data or 0)
         self.gpu = int(found.gpu)  # -1: host memory
-        self._handle = weights._handle
+        self._handle = handle
         interface = {"shape": (self.num_experts, self.expert_bytes), "typestr": "|u1", "data": (self.pointer, False), "version": 3}
         setattr(self, "__cuda_array_interface__" if self.gpu >= 0 else "__array_interface__", interface)
 

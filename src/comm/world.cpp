@@ -37,7 +37,8 @@ World::~World() { leave({}); }
 void World::leave(std::string_view reason) {
   if (has_left_) return;
   has_left_ = true;
-  if (!broken_) broken_ = usage_error(fmt::format("rank {} has left world '{}'", options_.rank, options_.name));
+  if (!broken_)
+    broken_ = usage_error(fmt::format("rank {} has left world '{}'{}{}", options_.rank, options_.name, reason.empty() ? "" : ": ", reason));
   reason = reason.substr(0, 4096);
   // Whoever does not read it now finds it before the end of the socket.
   for (const FileDescriptor& socket : sockets_) {
@@ -146,8 +147,9 @@ Result<std::vector<FileDescriptor>> World::exchange_files(WorldStep step, int fi
     if (!got) return fail<Files>(got.error());
     files[rank] = std::move(got.value().file);
     if (!files[rank].is_open())
-      return fail<Files>(unavailable(fmt::format("rank {}: the file of rank {} did not arrive: this process has too many open files (ulimit -n)", options_.rank,
-                                                 rank)));
+      return fail<Files>(unavailable(fmt::format("rank {}: the file of rank {} did not arrive: this process has too many open files; raise the limit of open "
+                                                 "files (ulimit -n), or use fewer ranks",
+                                                 options_.rank, rank)));
   }
   return files;
 }

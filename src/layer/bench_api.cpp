@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "layer/arguments.hpp"
 #include "layer/bench.hpp"
 #include "layer/error_state.hpp"
 #include "layer/launch_choice.hpp"
+#include "layer/machine.hpp"
 #include "layer/parallel.hpp"
 #include "plan/problem_text.hpp"
 #include "reference/case_line.hpp"
@@ -143,6 +145,7 @@ Result<std::vector<int64_t>> tokens_of(const Problem& p, const monomoe_bench_cal
       return usage_error(fmt::format("call->num_tokens is {}, wanted 1..{}, the capacity", call.num_tokens, p.capacity));
     return std::vector<int64_t>(p.ranks, call.num_tokens);
   }
+  if (auto aligned = require_aligned(call.tokens_per_rank, alignof(int64_t), "call->tokens_per_rank"); !aligned) return aligned.error();
   if (call.num_tokens != 0) return usage_error(fmt::format("call->num_tokens is {}, but call->tokens_per_rank is set; leave it 0", call.num_tokens));
   const std::vector<int64_t> tokens(call.tokens_per_rank, call.tokens_per_rank + p.ranks);
   for (int32_t rank = 0; rank < p.ranks; ++rank) {
@@ -216,10 +219,22 @@ Result<void> prepare_workspace(monomoe_bench& bench, cuda::LaunchVariant launch)
   return {};
 }
 
+// Rows in and out of the first and the last run, of all ranks, who are on one machine. Pages are given out when they are first written, so too many
+// would end the process instead of this call.
+Result<void> check_memory(const Problem& p, std::span<const int64_t> tokens) {
+  const double rows = static_cast<double>(std::accumulate(tokens.begin(), tokens.end(), int64_t{0}));
+  const double wanted = 3 * rows * static_cast<double>(p.hidden) * sizeof(uint16_t);
+  const int64_t there = available_memory_bytes();
+  if (there < 0 || wanted <= static_cast<double>(there)) return {};
+  return unavailable(fmt::format("the rows of {} tokens need {:.0f} GB of host memory, {:.0f} GB are available; give fewer tokens or ranks",
+                                 static_cast<int64_t>(rows), wanted * 1e-9, static_cast<double>(there) * 1e-9));
+}
+
 Result<std::string> measure(monomoe_bench& bench, const BenchCall& call) {
   if (bench.world != nullptr) {
     if (auto same = require_same_call(*bench.world->world, call); !same) return same.error();
   }
+  if (auto enough = check_memory(bench.problem, call.tokens); !enough) return enough.error();
   if (auto ready = prepare_workspace(bench, call.launch); !ready) return ready.error();
   const Problem& p = bench.problem;
   const BenchTokens tokens = bench_tokens(bench.weights->placement, call.routing, p.topk, call.tokens, bench.seed);
@@ -257,9 +272,16 @@ Result<std::string> trace(monomoe_bench& bench, const BenchCall& call) {
   return trace_report(traced.value(), fmt::format("{}/{} {} {} tokens", p.hidden, p.intermediate, weight_format_text(p.weights), fmt::join(call.tokens, "+")));
 }
 
-// The other ranks of a world wait for this one, and would not know why it does not come.
-void leave_after(monomoe_world* world, const Error& error) {
-  if (world != nullptr) world->world->leave(error.message);
+// Runs an entry's body. If it fails in whatever way, the other ranks of the world, who wait for this one, are told why it does not come.
+template <class Body>
+monomoe_status guarded_in_world(monomoe_world* world, Body&& body) {
+  const monomoe_status status = guarded(body);
+  if (status == MONOMOE_OK || world == nullptr) return status;
+  (void)guarded([&]() -> Result<void> {
+    world->world->leave(monomoe_last_error());
+    return {};
+  });
+  return status;
 }
 
 Result<void> create(monomoe_world* world, monomoe_context* context, const monomoe_bench_layer* layer, monomoe_bench** bench) {
@@ -274,19 +296,19 @@ Result<void> create(monomoe_world* world, monomoe_context* context, const monomo
 }
 
 // Both entries that measure: the same arguments, another report.
-template <class Body>
-monomoe_status with_call(monomoe_bench* bench, const monomoe_bench_call* call, char** json, Body body) {
-  return guarded([&]() -> Result<void> {
+Result<std::string> report_of(monomoe_bench& bench, const monomoe_bench_call* call, char** json, Result<std::string> (*body)(monomoe_bench&, const BenchCall&)) {
+  auto known = read_struct(call, "call");
+  if (!known) return known.error();
+  if (auto given = require_pointer(json, "json"); !given) return given.error();
+  auto legal = call_of(bench, known.value());
+  return legal ? body(bench, legal.value()) : Result<std::string>(legal.error());
+}
+
+monomoe_status with_call(monomoe_bench* bench, const monomoe_bench_call* call, char** json, Result<std::string> (*body)(monomoe_bench&, const BenchCall&)) {
+  return guarded_in_world(bench == nullptr ? nullptr : bench->world, [&]() -> Result<void> {
     if (auto given = require_pointer(bench, "bench"); !given) return given;
-    auto known = read_struct(call, "call");
-    if (!known) return known.error();
-    if (auto given = require_pointer(json, "json"); !given) return given;
-    auto legal = call_of(*bench, known.value());
-    auto report = legal ? body(*bench, legal.value()) : Result<std::string>(legal.error());
-    if (!report) {
-      leave_after(bench->world, report.error());
-      return report.error();
-    }
+    auto report = report_of(*bench, call, json, body);
+    if (!report) return report.error();
     *json = caller_text(report.value());
     return {};
   });
@@ -317,11 +339,9 @@ monomoe_status monomoe_bench_create(monomoe_context* context, const monomoe_benc
 }
 
 monomoe_status monomoe_world_bench_create(monomoe_world* world, monomoe_context* context, const monomoe_bench_layer* layer, monomoe_bench** bench) {
-  return guarded([&]() -> Result<void> {
+  return guarded_in_world(world, [&]() -> Result<void> {
     if (auto given = require_pointer(world, "world"); !given) return given;
-    auto created = create(world, context, layer, bench);
-    if (!created) leave_after(world, created.error());
-    return created;
+    return create(world, context, layer, bench);
   });
 }
 

@@ -3,33 +3,40 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <bit>
+#include <iterator>
 
+#include "layer/arguments.hpp"
 #include "layer/bench.hpp"
 
 namespace monomoe::layer {
 namespace {
 
-// What a rank was asked for, in words of 8 bytes, so that there is no padding to differ.
-struct LayerWords {
-  int64_t format, hidden, intermediate, experts, topk, capacity;
-  double swiglu_limit;
-  uint64_t seed;
-};
-struct CallWords {
-  std::array<int64_t, kMaxRanks> tokens;
-  int64_t launch, mode, routing, repeats, check;
-  double routing_value;
-};
+// What a rank was asked for. Fractions are compared by their bits.
+constexpr const char* kLayerFields[] = {"format", "hidden", "intermediate", "experts", "topk", "capacity", "swiglu_limit", "seed"};
+constexpr const char* kCallFields[] = {"launch", "mode", "routing", "routing_value", "repeats", "check"};  // and the tokens of each rank
+using LayerWords = std::array<uint64_t, std::size(kLayerFields)>;
+using CallWords = std::array<uint64_t, std::size(kCallFields) + kMaxRanks>;
+
+uint64_t word_of(int64_t number) { return static_cast<uint64_t>(number); }
+uint64_t word_of_fraction(double value) { return std::bit_cast<uint64_t>(value); }
+
+std::string text_of(const std::string& field, uint64_t word) {
+  if (field.ends_with("swiglu_limit") || field.ends_with("routing_value")) return fmt::format("{}", std::bit_cast<double>(word));
+  return field.ends_with("seed") ? fmt::format("{}", word) : fmt::format("{}", static_cast<int64_t>(word));
+}
 
 template <class Words>
-Result<void> require_same(World& world, const Words& mine, const char* what) {
+Result<void> require_same(World& world, const Words& mine, std::string (*name)(size_t)) {
   auto all = gather(world, WorldStep::kBench, mine);
   if (!all) return all.error();
+  const Words& first = all.value()[0];
   for (int32_t rank = 1; rank < world.ranks(); ++rank) {
-    if (std::memcmp(&all.value()[rank], &all.value()[0], sizeof(Words)) != 0)
-      return usage_error(
-          fmt::format("rank {} was given another {} than rank 0; give every rank of world '{}' the same", rank, what, world.name()));
+    const Words& other = all.value()[rank];
+    const auto field = static_cast<size_t>(std::ranges::mismatch(first, other).in1 - first.begin());
+    if (field == first.size()) continue;
+    return usage_error(fmt::format("{} is {} on rank 0 and {} on rank {}; give every rank of world '{}' the same", name(field),
+                                   text_of(name(field), first[field]), text_of(name(field), other[field]), rank, world.name()));
   }
   return {};
 }
@@ -55,21 +62,22 @@ Result<std::vector<std::vector<double>>> all_samples(World& world, std::span<con
 }  // namespace
 
 Result<void> require_same_layer(World& world, const monomoe_bench_layer& layer) {
-  const LayerWords words{layer.format, layer.hidden,   layer.intermediate, layer.experts,
-                         layer.topk,   layer.capacity, layer.swiglu_limit, layer.seed};
-  return require_same(world, words, "layer");
+  const LayerWords words{word_of(enum_number(layer.format)), word_of(layer.hidden),   word_of(layer.intermediate),          word_of(layer.experts),
+                         word_of(layer.topk),                word_of(layer.capacity), word_of_fraction(layer.swiglu_limit), layer.seed};
+  return require_same(world, words, [](size_t field) { return std::string("layer->") + kLayerFields[field]; });
 }
 
 Result<void> require_same_call(World& world, const BenchCall& call) {
-  CallWords words{{},
-                  static_cast<int64_t>(call.launch),
-                  static_cast<int64_t>(call.mode),
-                  static_cast<int64_t>(call.routing.kind),
-                  call.repeats,
-                  call.check,
-                  call.routing.value};
-  std::ranges::copy(call.tokens, words.tokens.begin());
-  return require_same(world, words, "call");
+  CallWords words{word_of(static_cast<int64_t>(call.launch)),
+                  word_of(static_cast<int64_t>(call.mode)),
+                  word_of(static_cast<int64_t>(call.routing.kind)),
+                  word_of_fraction(call.routing.value),
+                  word_of(call.repeats),
+                  word_of(call.check ? 1 : 0)};
+  std::ranges::transform(call.tokens, words.begin() + std::size(kCallFields), word_of);
+  return require_same(world, words, [](size_t field) {
+    return field < std::size(kCallFields) ? std::string("call->") + kCallFields[field] : fmt::format("the tokens of rank {}", field - std::size(kCallFields));
+  });
 }
 
 Result<void> meet(const monomoe_bench& bench) {

@@ -13,7 +13,7 @@ import time
 import unittest
 from pathlib import Path
 
-from support import CLI, INTERNAL, OK, USAGE, CliTest
+from support import BAD_INPUT, CLI, INTERNAL, OK, UNAVAILABLE, USAGE, CliTest
 from test_processes import children, is_running, left_sockets
 
 SMALL = ("bench", "--backend", "cpu", "--hidden", 256, "--intermediate", 128, "--experts", 8, "--topk", 2, "--repeats", 3, "--threads", 2)
@@ -97,6 +97,32 @@ class ProcessesTest(RanksTest):
         self.assertEqual([number for number in ranks.values() if is_running(number)], [])
         self.assertEqual(left_sockets(f"cli-{process.pid}-"), [])
 
+    def test_closed_standard_streams(self):
+        """Their numbers must not become those of pipes, sockets or shared memory: the table would land there, and the end look like success."""
+        for closed in ((1,), (0, 1)):
+            with self.subTest(closed=closed):
+                words = " ".join(f"{stream}>&-" for stream in closed)
+                command = ["sh", "-c", f'exec "$@" {words}', "sh", CLI, *map(str, SMALL), "--tokens", "1", "--ranks", "2", "--processes"]
+                ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
+                self.assertEqual((ended.returncode, ended.stderr), (BAD_INPUT, "monomoe: standard output cannot be written: Bad file descriptor\n"))
+
+    def test_too_few_open_files(self):
+        # Of the process that starts the ranks; and of a rank, which has one open for each of the others.
+        for limit, ranks in ((20, 16), (40, 32)):
+            with self.subTest(limit=limit):
+                command = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", CLI, *map(str, SMALL), "--tokens", "1", "--ranks", str(ranks), "--processes"]
+                ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+                self.assertEqual((ended.returncode, ended.stdout), (UNAVAILABLE, ""), ended.stderr)
+                self.assertIn("raise the limit of open files (ulimit -n)", ended.stderr)
+                self.assertEqual(ended.stderr.count("\n"), 1, ended.stderr)
+
+    def test_more_tokens_than_memory(self):
+        self.refused(UNAVAILABLE, "bench", "--backend", "cpu", "--hidden", 65536, "--intermediate", 32, "--experts", 8, "--topk", 1, "--tokens", 1 << 20, "--ranks", 8,
+                     "--processes", says=("the rows of 8388608 tokens need 3299 GB of host memory, ", " available; give fewer tokens or ranks"))
+
+    def test_a_folder_of_cases(self):
+        self.refused(BAD_INPUT, "bench", "--cases", self.folder, "--processes", says=(str(self.folder),))
+
     def test_refusals_are_one_sentence(self):
         ranks = (*SMALL, "--ranks", 2)
         trace = self.folder / "trace.json"
@@ -155,6 +181,21 @@ class LauncherTest(RanksTest):
                 for code, out, error in ends:
                     self.assertEqual((code, out), (USAGE, ""), error)
                     self.assertIn(f"{option} is {first} on rank 0 and {second} on rank 1; give every rank the same", error)
+
+    def test_options_of_any_length_are_compared(self):
+        many = ",".join(map(str, range(1, 2000)))
+        ends = list(map(self.ends, [self.rank(0, "--tokens", f"{many},3"), self.rank(1, "--tokens", f"{many},30")]))
+        for code, out, error in ends:
+            self.assertEqual((code, out), (USAGE, ""), error[:500])
+            self.assertRegex(error, r"^monomoe: --tokens is \.\.[0-9,]+,1999,3 on rank 0 and \.\.[0-9,]+,1999,30 on rank 1; give every rank the same\n$")
+
+    def test_the_name_of_a_world_that_is_too_long_for_its_parts(self):
+        cases = self.folder / "cases.txt"
+        cases.write_text(f"{CASE}\n" * 10)
+        for command, most in (((*SMALL, "--ranks", 2), 62), ((*SMALL, "--ranks", 2, "--weights", "fp8," * 10 + "fp8"), 61), (("verify", "--cases", cases), 61)):
+            name = "a" * (most + 1)
+            self.refused(USAGE, *command, "--rank", 0, "--world", name, "--timeout", 0.2, says=(f"--world {name} has {most + 1} characters", f"give a name of at most {most}"))
+            self.refused(INTERNAL, *command, "--rank", 0, "--world", name[1:], "--timeout", 0.2, says=("rank 1 did not join",))
 
     def test_a_rank_that_is_killed_is_named_by_the_others(self):
         ranks = [self.rank(number, *MANY_ROWS, "--timeout", 5, ranks=3) for number in range(3)]

@@ -148,7 +148,7 @@ TEST_F(WorldBench, RanksThatWereGivenOtherThingsAreRefused) {
   });
   for (const Ended& end : ends) {
     EXPECT_EQ(end.status, MONOMOE_USAGE);
-    EXPECT_NE(end.sentence.find("rank 1 was given another layer than rank 0; give every rank of world 'bench-"), std::string::npos)
+    EXPECT_NE(end.sentence.find("layer->seed is 5 on rank 0 and 6 on rank 1; give every rank of world 'bench-"), std::string::npos)
         << end.sentence;
   }
   ends = each_rank([](Rank& rank) {
@@ -160,7 +160,7 @@ TEST_F(WorldBench, RanksThatWereGivenOtherThingsAreRefused) {
   });
   for (const Ended& end : ends) {
     EXPECT_EQ(end.status, MONOMOE_USAGE);
-    EXPECT_NE(end.sentence.find("rank 1 was given another call than rank 0"), std::string::npos) << end.sentence;
+    EXPECT_NE(end.sentence.find("the tokens of rank 1 is 3 on rank 0 and 4 on rank 1"), std::string::npos) << end.sentence;
   }
 }
 
@@ -174,6 +174,26 @@ TEST_F(WorldBench, WhatOneRankRefusesTheOthersAreTold) {
   EXPECT_NE(ends[1].sentence.find("call->repeats is -1"), std::string::npos) << ends[1].sentence;
   EXPECT_EQ(ends[0].status, MONOMOE_REJECTED);
   EXPECT_NE(ends[0].sentence.find("rank 1 gave up: call->repeats is -1"), std::string::npos) << ends[0].sentence;
+}
+
+// Also what is refused before the call is looked at; and a rank that failed says why whenever it is asked again.
+TEST_F(WorldBench, WhatHasNoCallIsToldToo) {
+  for (const bool without_json : {false, true}) {
+    const std::vector<Ended> ends = each_rank([&](Rank& rank) {
+      if (const Ended created = rank.create(); created.status != MONOMOE_OK) return created;
+      if (rank.number == 0) return rank.run();
+      char* json = nullptr;
+      const monomoe_status status =
+          without_json ? monomoe_bench_run(rank.bench, &rank.call, nullptr) : monomoe_bench_run(rank.bench, nullptr, &json);
+      EXPECT_EQ(status, MONOMOE_USAGE);
+      return rank.run();
+    });
+    const std::string reason = without_json ? "json is NULL" : "call is NULL";
+    EXPECT_EQ(ends[0].status, MONOMOE_REJECTED);
+    EXPECT_NE(ends[0].sentence.find("rank 1 gave up: " + reason), std::string::npos) << ends[0].sentence;
+    EXPECT_EQ(ends[1].status, MONOMOE_USAGE);
+    EXPECT_NE(ends[1].sentence.find(reason), std::string::npos) << ends[1].sentence;
+  }
 }
 
 TEST_F(WorldBench, TheContextIsTheRankOfTheWorld) {

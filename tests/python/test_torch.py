@@ -142,6 +142,26 @@ def test_packed_experts_may_be_moved(kind):
     assert torch.equal(rows, kept)  # the tensor keeps the memory
 
 
+def test_packed_experts_may_be_written_wherever_they_were_made():
+    arrays = [to_torch_any(a) for a in stacked(np.random.default_rng(13), "fp8", 2, 256, 128)[0]]
+    layer = monomoe.torch.MoELayer.from_tensors("fp8", *arrays, topk=1, max_tokens=1, context=monomoe.Context("cpu"))
+    with torch.inference_mode():
+        rows = layer.packed_experts()
+        rows[0] = rows[1]
+    rows[1] = 0
+    assert torch.equal(rows, layer.packed_experts()) and rows[0].any() and not rows[1].any()
+
+
+def test_packed_experts_take_a_rank_that_fits():
+    arrays, _ = stacked(np.random.default_rng(14), "fp8", 2, 256, 128)
+    weights = monomoe.Weights(monomoe.Context("cpu"), monomoe.StackedExperts("fp8", *arrays))
+    for rank, sentence in ((1 << 32, "rank is 4294967296, wanted"), ("0", "rank is a builtins.str"), (None, "rank is a builtins.NoneType"), (1, "rank is 1, the context")):
+        with pytest.raises(monomoe.UsageError, match=sentence):
+            monomoe.layer.PackedExperts(weights, rank)
+    with pytest.raises(monomoe.UsageError, match="weights is a builtins.NoneType, wanted a Weights"):
+        monomoe.layer.PackedExperts(None, 0)
+
+
 def test_packed_experts_of_a_placement():
     """Two ranks of one process: each has its own rows, in the order of its slots; an expert with copies is refused."""
     arrays, _ = stacked(np.random.default_rng(12), "fp8", 4, 256, 128)

@@ -18,7 +18,7 @@ from monomoe._library import fail, library
 from monomoe.calls import forward as generic_forward
 from monomoe.checkpoint import Checkpoint
 from monomoe.errors import UsageError
-from monomoe.layer import BackendName, Context, Expert, FormatName, PlacementLike, StackedExperts, Weights, Workspace, World, _BACKENDS, choice
+from monomoe.layer import BackendName, Context, Expert, FormatName, PackedExperts, PlacementLike, StackedExperts, Weights, Workspace, World, _BACKENDS, choice
 
 _keys = itertools.count(1)
 _layers: "weakref.WeakValueDictionary[int, MoELayer]" = weakref.WeakValueDictionary()
@@ -70,6 +70,17 @@ def _default_context(backend: BackendName, gpu: int) -> Context:
     from monomoe.torch.distributed import LocalMemory
     context = Context(backend, world=World(1, 0, LocalMemory(gpu), gpu))
     return context if context.backend == "cuda" else Context("cpu")
+
+
+def _in_place(packed: PackedExperts) -> torch.Tensor:
+    device = torch.device("cuda", packed.gpu) if packed.gpu >= 0 else torch.device("cpu")
+    if packed.num_experts == 0:
+        return torch.empty((0, packed.expert_bytes), dtype=torch.uint8, device=device)
+    if packed.gpu >= 0:
+        return torch.as_tensor(packed, device=device)
+    memory = (c.c_uint8 * (packed.num_experts * packed.expert_bytes)).from_address(packed.pointer)
+    memory.owner = packed  # type: ignore[attr-defined]  # the tensor keeps the buffer, the buffer the weights
+    return torch.frombuffer(memory, dtype=torch.uint8).view(packed.num_experts, packed.expert_bytes)
 
 
 class MoELayer(torch.nn.Module):
@@ -134,15 +145,8 @@ class MoELayer(torch.nn.Module):
     def packed_experts(self) -> torch.Tensor:
         """This rank's packed experts in place: uint8 [num_experts, expert_bytes], a row for each, on the layer's device. A framework that moves
         experts between ranks moves rows (monomoe.layer.PackedExperts has the rules); on the layer's stream that needs no synchronisation."""
-        packed = self.weights.packed_experts(self.rank)
-        device = torch.device("cuda", packed.gpu) if packed.gpu >= 0 else torch.device("cpu")
-        if packed.num_experts == 0:
-            return torch.empty((0, packed.expert_bytes), dtype=torch.uint8, device=device)
-        if packed.gpu >= 0:
-            return torch.as_tensor(packed, device=device)
-        memory = (c.c_uint8 * (packed.num_experts * packed.expert_bytes)).from_address(packed.pointer)
-        memory.owner = packed  # type: ignore[attr-defined]  # the tensor keeps the buffer, the buffer the weights
-        return torch.frombuffer(memory, dtype=torch.uint8).view(packed.num_experts, packed.expert_bytes)
+        with torch.inference_mode(False):  # a tensor made in inference mode could not be written outside of it
+            return _in_place(self.weights.packed_experts(self.rank))
 
     def check(self) -> None:
         """Raises PoisonedError if an earlier call on a stream went wrong. Does not wait: synchronise first to know of all calls."""

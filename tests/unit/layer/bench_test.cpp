@@ -285,6 +285,10 @@ TEST_F(BenchAbi, RefusesCalls) {
   call.routing_value = -1;
   EXPECT_NE(refused(MONOMOE_USAGE).find("Zipf's exponent"), std::string::npos);
   call.routing_value = 1;
+  call.num_tokens = 0;
+  alignas(int64_t) const char counts[16] = {};
+  call.tokens_per_rank = reinterpret_cast<const int64_t*>(counts + 4);
+  EXPECT_NE(refused(MONOMOE_USAGE).find("call->tokens_per_rank is at address"), std::string::npos);
   call.struct_size = 8;
   EXPECT_NE(refused(MONOMOE_USAGE).find("struct_size is 8"), std::string::npos);
 }
