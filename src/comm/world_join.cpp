@@ -153,6 +153,10 @@ Result<void> World::await_ranks(const FileDescriptor& listener, Deadline end) {
     for (const FileDescriptor& socket : newcomers) entries.push_back({socket.get(), POLLIN, 0});
     const int ready = poll(entries.data(), entries.size(), milliseconds_left(end));
     if (ready == 0 && milliseconds_left(end) == 0) return missing("join", still);
+    // The kernel refuses more entries than the process may have files.
+    if (ready < 0 && errno != EINTR)
+      return unavailable(fmt::format("rank {} cannot wait for {} ranks: poll: {}; raise the limit of open files (ulimit -n)", options_.rank, still.size(),
+                                     std::strerror(errno)));
     if (ready <= 0) continue;
     for (int32_t rank = 0; rank < ranks(); ++rank) {
       if (entries[static_cast<size_t>(rank) + 1].revents == 0) continue;
