@@ -76,8 +76,10 @@ RankProcess start(int32_t rank, const std::string& world) {
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
   int ends[2] = {};
-  if (pipe2(ends, O_CLOEXEC) != 0) throw Failure(ExitCode::kUnavailable, fmt::format("rank {} cannot be started: {}; use fewer ranks or raise the limit of open files (ulimit -n)",
-                                                                                       rank, std::strerror(errno)));
+  if (pipe2(ends, O_CLOEXEC) != 0) {
+    throw Failure(ExitCode::kUnavailable, fmt::format("rank {} cannot be started: {}; use fewer ranks or raise the limit of open files (ulimit -n)", rank,
+                                                      std::strerror(errno)));
+  }
   const pid_t parent = getpid(), process = fork();
   if (process == 0) become_rank(parent, rank, ends[1], pointers.data());
   const int error = errno;
