@@ -168,6 +168,14 @@ def token_tensors(seed: int = 5, tokens: int = TOKENS, ids: bool = True, hidden:
 class CliTest(unittest.TestCase):
     """A test with an empty folder of its own and the program."""
 
+    def start(self, *arguments: object) -> subprocess.Popen:
+        process = subprocess.Popen([CLI, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.stderr.close)
+        return process
+
     def setUp(self) -> None:
         holder = tempfile.TemporaryDirectory(prefix="monomoe-cli-")
         self.addCleanup(holder.cleanup)

@@ -25,14 +25,6 @@ COUNTED = ("backend", "format", "hidden", "intermediate", "experts", "topk", "ra
 
 
 class RanksTest(CliTest):
-    def start(self, *arguments: object) -> subprocess.Popen:
-        process = subprocess.Popen([CLI, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
-        self.addCleanup(process.stdout.close)
-        self.addCleanup(process.stderr.close)
-        return process
-
     def rows(self, *arguments: object) -> list[dict]:
         return json.loads(self.good(*arguments, "--json"))["rows"]
 

@@ -48,14 +48,6 @@ class RanksTest(CliTest):
         return ["run", str(self.checkpoint(weights)), "--layer", "0", "--input", str(tokens or self.tokens()), "--output", str(self.folder / "out.safetensors"),
                 "--backend", "cpu", "--threads", "2", *map(str, options)]
 
-    def start(self, *arguments: object) -> subprocess.Popen:
-        process = subprocess.Popen([CLI, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
-        self.addCleanup(process.stdout.close)
-        self.addCleanup(process.stderr.close)
-        return process
-
 
 class ProcessesTest(RanksTest):
     """Ranks that the command starts."""
