@@ -76,7 +76,7 @@ struct WorkspaceLayout {
   int64_t block_begin;  // i64 [slots + 1] into the token blocks of all experts
   int64_t block_done;   // u32 [max_token_blocks]: GEMM1 tiles finished
   int64_t routes;       // Route [max_routes, see max_route_rows]
-  int64_t mid_scales;   // f32 [max_route_rows][intermediate_blocks], route weight already multiplied in
+  int64_t mid_scales;   // f32 [max_route_rows][intermediate_blocks up to a multiple of 4], route weight already multiplied in
   int64_t mid_codes;    // e4m3 [max_route_rows][padded_intermediate]
   // GPU only (window > 0): the block list, and token rows of the blocks in work arranged as tiles.
   int64_t route_counts;    // u32 [route_rows][slots], while the route lists are built
@@ -88,13 +88,16 @@ struct WorkspaceLayout {
   int64_t bytes;
 };
 
-// slots: the largest number of experts a rank holds; token_block: tokens of one GEMM task.
+// slots: the largest number of experts a rank holds; token_block: tokens of one GEMM task. An expert has two blocks at most before any is whole.
 MONOMOE_HD constexpr int64_t max_token_blocks(const Problem& p, int64_t slots, int64_t token_block) {
-  return p.max_routes() / token_block + slots;
+  return p.max_routes() / token_block + 2 * slots;
 }
 
 // On a GPU every expert's list begins at a multiple of eight rows, so that a block's rows are whole groups of the swizzle.
 MONOMOE_HD constexpr int64_t max_route_rows(const Problem& p, int64_t slots) { return p.max_routes() + kRowGroup * slots; }
+
+// Scales of the intermediate come in fours where a GPU copies them.
+MONOMOE_HD constexpr int64_t mid_scale_blocks(const Problem& p) { return round_up(p.intermediate_blocks(), 4); }
 
 // window: token blocks that the GPU arranges at a time, route_rows: counters of its routes tasks; 0: for the CPU.
 MONOMOE_HD constexpr WorkspaceLayout workspace_layout(const Problem& p, int64_t slots, int64_t token_block, int64_t window = 0,
@@ -109,7 +112,7 @@ MONOMOE_HD constexpr WorkspaceLayout workspace_layout(const Problem& p, int64_t 
   layout.block_done = cursor.take(max_token_blocks(p, slots, token_block) * 4);
   const int64_t rows = window > 0 ? max_route_rows(p, slots) : p.max_routes(), blocks = window > 0 ? max_token_blocks(p, slots, token_block) : 0;
   layout.routes = cursor.take(rows * static_cast<int64_t>(sizeof(Route)));
-  layout.mid_scales = cursor.take(rows * p.intermediate_blocks() * 4);
+  layout.mid_scales = cursor.take(rows * mid_scale_blocks(p) * 4);
   layout.mid_codes = cursor.take(rows * p.padded_intermediate());
   layout.window = min_of(window, blocks);
   layout.route_counts = cursor.take(route_rows * slots * 4);

@@ -38,4 +38,16 @@ struct RingCursor {
   }
 };
 
+// The same in one register, for rings that are seldom used where registers are few.
+template <uint32_t kStages>
+struct RingCount {
+  uint32_t count = 0;  // uses so far; a producer begins one round ahead
+
+  MONOMOE_HD static constexpr RingCount producer() { return {kStages}; }
+  MONOMOE_HD static constexpr RingCount consumer() { return {0}; }
+  MONOMOE_HD constexpr uint32_t slot() const { return count % kStages; }
+  MONOMOE_HD constexpr uint32_t phase() const { return count / kStages & 1; }
+  MONOMOE_HD constexpr void advance() { ++count; }
+};
+
 }  // namespace monomoe

@@ -14,7 +14,7 @@ Result<void> prepare_kernel() {
 
 template <class C>
 Result<void> launch_kernel(const Params& params, int thread_blocks, cudaStream_t stream) {
-  moe_kernel<C><<<thread_blocks, C::kThreads, sizeof(SharedStorage<C>), stream>>>(params);
+  moe_kernel<C><<<thread_blocks, kThreads, sizeof(SharedStorage<C>), stream>>>(params);
   return check(cudaGetLastError(), "launching the kernel");
 }
 

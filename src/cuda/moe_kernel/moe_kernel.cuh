@@ -2,10 +2,10 @@
 #pragma once
 
 #include "cuda/moe_kernel/roles/claim.cuh"
-#include "cuda/moe_kernel/roles/expand.cuh"
 #include "cuda/moe_kernel/roles/gather.cuh"
 #include "cuda/moe_kernel/roles/math.cuh"
 #include "cuda/moe_kernel/roles/publish.cuh"
+#include "cuda/moe_kernel/roles/side.cuh"
 #include "cuda/moe_kernel/roles/weights.cuh"
 
 namespace monomoe::cuda {
@@ -13,12 +13,11 @@ namespace monomoe::cuda {
 // A thread each for groups of barriers, and for what comes from memory; a barrier below counts on all.
 template <class C>
 __device__ __forceinline__ void init_shared_storage(const Params& params, SharedStorage<C>& smem) {
-  constexpr int kExpandWarps = C::is_fp8 ? 0 : kExpandThreads / 32;
   const int i = static_cast<int>(threadIdx.x % 32);
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < kQueueSlots; ++slot) {
       ptx::mbarrier_init(smem.queue_full_at(slot), 1);
-      ptx::mbarrier_init(smem.queue_empty_at(slot), 3 + kMathWarps + kExpandWarps);  // weights, gather, publish
+      ptx::mbarrier_init(smem.queue_empty_at(slot), 3 + kMathWarps + kSideWarps);  // weights, gather, publish
       ptx::mbarrier_init(smem.written_at(slot), kMathWarps);
     }
     smem.num_tokens = token_count(params);
@@ -39,8 +38,12 @@ __device__ __forceinline__ void init_shared_storage(const Params& params, Shared
       ptx::mbarrier_init(smem.tokens_empty_at(i), kMathWarps);
     }
     if (i < C::kExpandedSlots) {
-      ptx::mbarrier_init(smem.expanded_full_at(i), kExpandThreads / 32);
+      ptx::mbarrier_init(smem.expanded_full_at(i), kSideWarps);
       ptx::mbarrier_init(smem.expanded_empty_at(i), kMathWarps);
+    }
+    if (i < C::kResultSlots) {
+      ptx::mbarrier_init(smem.results_full_at(i), kMathWarps);
+      ptx::mbarrier_init(smem.results_empty_at(i), kSideWarps);
     }
   }
   ptx::fence_mbarrier_init();
@@ -69,7 +72,7 @@ __device__ __forceinline__ void leave(const Params& params, uint64_t epoch, int6
 }
 
 template <class C>
-__global__ __launch_bounds__(C::kThreads, 1) void moe_kernel(const __grid_constant__ Params params) {
+__global__ __launch_bounds__(kThreads, 1) void moe_kernel(const __grid_constant__ Params params) {
   SharedStorage<C>& smem = shared_storage<C>();
   if (ptx::smem_address(shared_bytes()) != kSharedBase) {
     raise_error(params, DeviceErrorCode::kSharedBase, TaskKind::kNone, WaitFlag::kArrived, static_cast<uint64_t>(params.self), kSharedBase, 0, 0);
@@ -86,10 +89,8 @@ __global__ __launch_bounds__(C::kThreads, 1) void moe_kernel(const __grid_consta
     else if (warp == kClaimWarp) claim_role(params, smem, lane);
     else if (warp == kWeightsWarp && lane == 0) weights_role(params, smem);
   } else if (warpgroup > kMathWarpgroups) {
-    if constexpr (!C::is_fp8) {
-      ptx::setmaxnreg_dec<C::kExpandRegisters>();
-      expand_role(params, smem, static_cast<int>(threadIdx.x % 128));
-    }
+    ptx::setmaxnreg_dec<C::kSideRegisters>();
+    side_role(params, smem);
   } else {
     ptx::setmaxnreg_inc<C::kMathRegisters>();
     math_role(params, smem, warpgroup - 1);

@@ -1,8 +1,9 @@
-// Shared memory of one thread block: the rings of weights and tokens, the queue of claimed tasks, and the epilogue's staging.
+// Shared memory of one thread block: the rings of weights, tokens and results, and the queue of claimed tasks.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/moe_kernel/params.h"
 #include "cuda/ptx/sync.cuh"
@@ -11,13 +12,15 @@
 
 namespace monomoe::cuda {
 
-// Threads: one warpgroup that moves data, two that compute, and for FP4 one that expands weights into shared memory.
+// Threads: one warpgroup that moves data, two that compute, and one beside them that sees to their results and expands FP4 weights.
 inline constexpr int kMathWarpgroups = 2;
 inline constexpr int kMathThreads = 128 * kMathWarpgroups;
 inline constexpr int kMathWarps = kMathThreads / 32;
+inline constexpr int kSideThreads = 128;
+inline constexpr int kSideWarps = kSideThreads / 32;
+inline constexpr int kThreads = 128 + kMathThreads + kSideThreads;
 // Warps of the moving warpgroup.
 enum MoveWarp : int { kClaimWarp = 0, kWeightsWarp = 1, kGatherWarp = 2, kPublishWarp = 3 };
-inline constexpr int kExpandThreads = 128;
 
 // Up to kFewTokens tokens the weights are WGMMA's M operand, beyond it the tokens are.
 inline constexpr int kFewTokens = 64;
@@ -29,8 +32,12 @@ inline constexpr uint32_t kSharedLimit = 232448;  // what one thread block may h
 inline constexpr int kUnits = 4;
 inline constexpr int kUnitBytes = kSubtileTokens * kBlockK;
 static_assert(kUnits * kSubtileTokens == kGpuTokenBlock);
+// Of few tokens, a token's scales of the four K blocks lie side by side, as they do where its row is.
+inline constexpr uint32_t kTokenScaleBytes = kUnits * sizeof(float);
 
-inline constexpr int kStagingBytes = 26 * 1024;  // epilogue of few tokens: codes of GEMM1, and contributions of GEMM2 [2 warpgroups x 32 tokens x 128] bf16
+// A slot of results holds tokens of a tile with their 256 rows: eight of GEMM1 in fp32, or sixteen of GEMM2 in bf16.
+inline constexpr int kResultSlotBytes = 8192;
+inline constexpr int kGemm1ResultTokens = 8, kGemm2ResultTokens = 16;
 
 template <bool kIsFp8>
 struct Config {
@@ -42,12 +49,11 @@ struct Config {
   static_assert(kWeightSlots % kMathWarpgroups == 0);
   static constexpr int kTokenStages = 3;
   static constexpr int kExpandedSlots = kIsFp8 ? 1 : 3;
-  static constexpr int kThreads = 128 + kMathThreads + (kIsFp8 ? 0 : kExpandThreads);
-  static constexpr int kMoveRegisters = kIsFp8 ? 40 : 32;
-  static constexpr int kMathRegisters = kIsFp8 ? 232 : 216;
-  static constexpr int kExpandRegisters = 48;
-  static_assert(kMoveRegisters * 128 + kMathRegisters * kMathThreads + (kIsFp8 ? 0 : kExpandRegisters * kExpandThreads) <= 65536,
+  // Registers of a thread.
+  static constexpr int kMoveRegisters = kIsFp8 ? 40 : 32, kMathRegisters = 216, kSideRegisters = kIsFp8 ? 40 : 48;
+  static_assert(kMoveRegisters * 128 + kMathRegisters * kMathThreads + kSideRegisters * kSideThreads <= 65536,
                 "the register file holds 65536 registers per thread block");
+  static constexpr int kResultSlots = kIsFp8 ? 3 : kExpandedSlots * static_cast<int>(kFp8HalfBytes) / kResultSlotBytes;
 };
 
 // A claimed task as the roles need it.
@@ -68,6 +74,7 @@ struct BlockTask {
 struct ExpandTables {
   uint2 entry[2][256];
 };
+struct NoTables {};
 
 // Dynamic shared memory begins here in a thread block's window where there is no static one; the kernel checks it.
 inline constexpr uint32_t kSharedBase = 1024;
@@ -75,14 +82,15 @@ inline constexpr uint32_t kSharedBase = 1024;
 template <class C>
 struct alignas(1024) SharedStorage {
   uint8_t tokens[C::kTokenStages][kUnits * kUnitBytes];  // e4m3, K permuted, 128B-swizzled rows
-  // FP4, many tokens: [128 rows x 128] e4m3, swizzled. The epilogue of few tokens and the route lists stage their data in the same bytes.
-  uint8_t expanded[C::is_fp8 ? kStagingBytes : C::kExpandedSlots * kFp8HalfBytes];
+  // Results of few tokens. In the same bytes FP4 has the expanded weights of many: [128 rows x 128] e4m3, swizzled.
+  uint8_t results[C::kResultSlots][kResultSlotBytes];
   alignas(1024) uint8_t weights[C::kWeightSlots][C::kHalfBytes];
-  float scales[C::kTokenStages][kGpuTokenBlock];
+  float scales[C::kTokenStages][kGpuTokenBlock];  // of few tokens: [token][unit]
   alignas(16) const uint8_t* row_codes[kFewTokens];  // gather: where each token's row begins
   const float* row_scales[kFewTokens];
-  // FP4: used by the math warps in tasks of few tokens and by the expanding ones in the others, never at once: those wait until these are done.
-  ExpandTables tables;
+  // FP4: used by the math warps in tasks of few tokens and by the side warps in the others, never at once: these turn to a task when they have all results of the
+  // one before, those when all of its tiles are multiplied.
+  std::conditional_t<C::is_fp8, NoTables, ExpandTables> tables;
   int32_t table_key[2];  // the shifts the tables are for
   BlockTask queue[kQueueSlots];
   BlockTask piece;      // what the claiming warp arranges
@@ -94,10 +102,9 @@ struct alignas(1024) SharedStorage {
   uint64_t weights_full[C::kWeightSlots], weights_empty[C::kWeightSlots];
   uint64_t tokens_full[C::kTokenStages], tokens_empty[C::kTokenStages];
   uint64_t expanded_full[C::kExpandedSlots], expanded_empty[C::kExpandedSlots];
+  uint64_t results_full[C::kResultSlots], results_empty[C::kResultSlots];
   uint64_t queue_full[kQueueSlots], queue_empty[kQueueSlots];
   uint64_t written[kQueueSlots];  // the slot's task has written its results
-
-  __device__ __forceinline__ uint8_t* staging() { return expanded; }
 
   // Addresses as PTX wants them. From literals, so that the main loops do this arithmetic in uniform registers.
   static __device__ __forceinline__ uint32_t tokens_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, tokens) + i * sizeof(tokens[0]); }
@@ -110,11 +117,14 @@ struct alignas(1024) SharedStorage {
   static __device__ __forceinline__ uint32_t tokens_empty_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, tokens_empty) + i * sizeof(tokens_empty[0]); }
   static __device__ __forceinline__ uint32_t expanded_full_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, expanded_full) + i * sizeof(expanded_full[0]); }
   static __device__ __forceinline__ uint32_t expanded_empty_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, expanded_empty) + i * sizeof(expanded_empty[0]); }
+  static __device__ __forceinline__ uint32_t results_full_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, results_full) + i * sizeof(results_full[0]); }
+  static __device__ __forceinline__ uint32_t results_empty_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, results_empty) + i * sizeof(results_empty[0]); }
   static __device__ __forceinline__ uint32_t queue_full_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, queue_full) + i * sizeof(queue_full[0]); }
   static __device__ __forceinline__ uint32_t queue_empty_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, queue_empty) + i * sizeof(queue_empty[0]); }
   static __device__ __forceinline__ uint32_t written_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, written) + i * sizeof(written[0]); }
   static __device__ __forceinline__ uint32_t tables_at() { return kSharedBase + offsetof(SharedStorage, tables); }
-  static __device__ __forceinline__ uint32_t expanded_at() { return kSharedBase + offsetof(SharedStorage, expanded); }
+  static __device__ __forceinline__ uint32_t results_at(uint32_t i) { return kSharedBase + offsetof(SharedStorage, results) + i * sizeof(results[0]); }
+  static __device__ __forceinline__ uint32_t expanded_at(uint32_t i) { return results_at(0) + i * static_cast<uint32_t>(kFp8HalfBytes); }
 };
 
 __device__ __forceinline__ uint8_t* shared_bytes() {
@@ -125,7 +135,6 @@ template <class C>
 __device__ __forceinline__ SharedStorage<C>& shared_storage() {
   return *reinterpret_cast<SharedStorage<C>*>(shared_bytes());
 }
-// kWarpgroupBarrier and the one after it: of each math warpgroup.
-enum NamedBarrier : uint32_t { kMathBarrier = 1, kExpandBarrier = 2, kWarpgroupBarrier = 3 };
+enum NamedBarrier : uint32_t { kMathBarrier = 1, kSideBarrier = 2 };
 
 }  // namespace monomoe::cuda

@@ -56,6 +56,9 @@ __device__ __forceinline__ uint2 load_shared_8(uint32_t address) {
   asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
   return v;
 }
+__device__ __forceinline__ void store_shared_8(uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
 __device__ __forceinline__ uint32_t load_shared_4(uint32_t address) {
   uint32_t v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));

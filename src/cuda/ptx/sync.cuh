@@ -16,6 +16,11 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
 __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier, uint32_t count) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
+// Predicated, not branched around.
+__device__ __forceinline__ void mbarrier_arrive_if(uint32_t barrier, uint32_t count, bool arrives) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p mbarrier.arrive.shared.b64 _, [%0], %1;}" ::"r"(barrier), "r"(count), "r"(static_cast<uint32_t>(arrives))
+               : "memory");
+}
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }

@@ -166,5 +166,27 @@ TEST(Ring, SkippingIsAdvancingManyTimes) {
   }
 }
 
+template <uint32_t kStages>
+void walk_both_rings() {
+  auto cursor = RingCursor<kStages>::consumer();
+  auto count = RingCount<kStages>::consumer();
+  auto cursor_ahead = RingCursor<kStages>::producer();
+  auto count_ahead = RingCount<kStages>::producer();
+  for (uint32_t use = 0; use < 5 * kStages; ++use) {
+    ASSERT_EQ(count.slot(), cursor.slot) << use;
+    ASSERT_EQ(count.phase(), cursor.phase) << use;
+    ASSERT_EQ(count_ahead.slot(), cursor_ahead.slot) << use;
+    ASSERT_EQ(count_ahead.phase(), cursor_ahead.phase) << use;
+    cursor.advance(), count.advance(), cursor_ahead.advance(), count_ahead.advance();
+  }
+}
+
+TEST(Ring, InOneRegisterIsTheSame) {
+  walk_both_rings<1>();
+  walk_both_rings<3>();
+  walk_both_rings<4>();
+  walk_both_rings<6>();
+}
+
 }  // namespace
 }  // namespace monomoe

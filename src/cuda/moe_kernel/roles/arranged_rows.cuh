@@ -49,12 +49,15 @@ __device__ __forceinline__ uint64_t pieces_of_block(const BlockTask& task) {
 // Rows of a block rounded up to whole groups of the swizzle.
 __device__ __forceinline__ int block_rows(const BlockTask& task) { return (task.count + kRowGroup - 1) / kRowGroup * kRowGroup; }
 
-// A block's intermediate: codes [K block][rows x 128 B] swizzled, scales [K block][rows].
+// A block's intermediate: codes [K block][rows x 128 B] swizzled, scales [K block][rows], of few tokens [four K blocks][rows][4].
 __device__ __forceinline__ uint8_t* mid_codes(const Params& params, const BlockTask& task) {
   return params.workspace + params.local.mid_codes + task.route_begin * params.problem.padded_intermediate();
 }
 __device__ __forceinline__ float* mid_scales(const Params& params, const BlockTask& task) {
-  return reinterpret_cast<float*>(params.workspace + params.local.mid_scales) + task.route_begin * params.problem.intermediate_blocks();
+  return reinterpret_cast<float*>(params.workspace + params.local.mid_scales) + task.route_begin * mid_scale_blocks(params.problem);
+}
+__device__ __forceinline__ float* few_mid_scales(const Params& params, const BlockTask& task, int64_t k_block) {
+  return mid_scales(params, task) + k_block / kUnits * kUnits * block_rows(task) + k_block % kUnits;
 }
 // Bytes from mid_codes to a row's K block; its 16-byte piece i is at ((i ^ (row % 8)) * 16).
 __device__ __forceinline__ int64_t mid_row(const BlockTask& task, int64_t k_block, int row) {

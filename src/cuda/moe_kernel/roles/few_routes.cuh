@@ -1,17 +1,26 @@
-// The route lists of a small call, by one thread block: every route stays in registers between counting and placing.
+// The route lists of a small call, by one thread block: every route stays in shared memory between counting and placing. The loops are rolled: their instructions
+// come from memory too, and a small call should wait for few of them.
 #pragma once
 
 #include "cuda/moe_kernel/roles/route_lists.cuh"
 
 namespace monomoe::cuda {
 
-inline constexpr int kRoutesOfThread = 8;
-inline constexpr int64_t kFewRoutes = kRoutesOfThread * kMathThreads;
+inline constexpr int64_t kFewRoutes = 4096;
 
-// The sequence of all routes: where each source's begin in it.
+// The sequence of all routes: where each source's begin in it; and what is known of each, by its number.
 struct FewRoutes {
   uint32_t first[kMaxRanks + 1];
+  int16_t slot[kFewRoutes];  // -1: not served here
+  float weight[kFewRoutes];
 };
+static_assert(kMaxExperts <= INT16_MAX);
+
+// The source of a route, from one that is not later.
+__device__ __forceinline__ uint32_t source_of(const FewRoutes& few, uint32_t number, uint32_t source) {
+  while (number >= few.first[source + 1]) ++source;
+  return source;
+}
 
 // One warp. Returns the number of routes of all sources, in all lanes; `few` is filled if they are few.
 __device__ __forceinline__ int64_t add_up_routes(const Params& params, FewRoutes& few, int lane) {
@@ -50,43 +59,47 @@ __device__ __forceinline__ void scan_warps(const Params& params, uint32_t* count
 }
 
 // counts: [warp][slot], totals: [slot], in shared memory. All math threads.
-__device__ __forceinline__ void list_few_routes(const Params& params, const FewRoutes& few, uint32_t* counts, uint32_t* totals, uint64_t epoch,
-                                                int math_thread) {
+__device__ __forceinline__ void list_few_routes(const Params& params, FewRoutes& few, uint32_t* counts, uint32_t* totals, uint64_t epoch, int math_thread) {
+  constexpr int kBatch = 4;  // loads of a thread under way
   const Problem& p = params.problem;
   const int warp = math_thread / 32, lane = math_thread % 32;
   const uint32_t total = few.first[p.ranks], topk = static_cast<uint32_t>(p.topk);
   const uint32_t begin = total * warp / kMathWarps, end = total * (warp + 1) / kMathWarps;
   uint32_t* own = counts + warp * params.num_slots;
   for (int slot = lane; slot < params.num_slots; slot += 32) own[slot] = 0;
-  const uint8_t* symmetric = params.peers[params.self];
-  int32_t slot[kRoutesOfThread];
-  uint32_t at[kRoutesOfThread], source[kRoutesOfThread];
-  float weight[kRoutesOfThread];
-  uint32_t src = 0;
-#pragma unroll
-  for (int n = 0; n < kRoutesOfThread; ++n) {
-    const uint32_t number = begin + 32 * n + lane;
-    slot[n] = -1;
-    weight[n] = 0.0f;
-    at[n] = 0;
-    if (number < end) {
-      while (number >= few.first[src + 1]) ++src;
-      at[n] = number - few.first[src];
-      const int64_t place = src * p.capacity * topk + at[n];
-      slot[n] = __ldcg(reinterpret_cast<const int32_t*>(symmetric + params.symmetric.route_ids) + place);
-      weight[n] = __ldcg(reinterpret_cast<const float*>(symmetric + params.symmetric.route_weights) + place);
-    }
-    source[n] = src;
-  }
-#pragma unroll
-  for (int n = 0; n < kRoutesOfThread; ++n) {
-    const int32_t copy = slot[n] >= 0 ? __ldg(params.serving + source[n] * p.experts + slot[n]) : -1;
-    slot[n] = copy >= 0 && (copy >> 16) == params.self ? copy & 0xFFFF : -1;
-  }
   __syncwarp();
+  const uint8_t* symmetric = params.peers[params.self];
+  uint32_t source = 0;
+#pragma unroll 1
+  for (uint32_t first = begin; first < end; first += 32 * kBatch) {
+    int32_t id[kBatch];
+    float weight[kBatch];
+    uint32_t from[kBatch];
 #pragma unroll
-  for (int n = 0; n < kRoutesOfThread; ++n) {
-    if (slot[n] >= 0) atomicAdd(own + slot[n], 1u);
+    for (int n = 0; n < kBatch; ++n) {
+      const uint32_t number = first + 32 * n + lane;
+      id[n] = -1;
+      weight[n] = 0.0f;
+      if (number < end) {
+        source = source_of(few, number, source);
+        const int64_t place = source * p.capacity * topk + number - few.first[source];
+        id[n] = __ldcg(reinterpret_cast<const int32_t*>(symmetric + params.symmetric.route_ids) + place);
+        weight[n] = __ldcg(reinterpret_cast<const float*>(symmetric + params.symmetric.route_weights) + place);
+      }
+      from[n] = source;
+    }
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) id[n] = id[n] >= 0 ? __ldg(params.serving + from[n] * p.experts + id[n]) : -1;
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) {
+      const uint32_t number = first + 32 * n + lane;
+      const int32_t slot = id[n] >= 0 && (id[n] >> 16) == params.self ? id[n] & 0xFFFF : -1;
+      if (number < end) {
+        few.slot[number] = static_cast<int16_t>(slot);
+        few.weight[number] = weight[n];
+      }
+      if (slot >= 0) atomicAdd(own + slot, 1u);
+    }
   }
   math_barrier();
   uint32_t listed = 0;
@@ -98,16 +111,19 @@ __device__ __forceinline__ void list_few_routes(const Params& params, const FewR
   for (int s = lane; s < params.num_slots; s += 32) own[s] += totals[s];
   __syncwarp();
   auto* routes = reinterpret_cast<Route*>(params.workspace + params.local.routes);
-#pragma unroll
-  for (int n = 0; n < kRoutesOfThread; ++n) {
-    if (begin + 32 * n >= end) break;
-    const uint32_t same = __match_any_sync(0xFFFFFFFFu, slot[n]), before = same & ((1u << lane) - 1);
-    const uint32_t place = slot[n] >= 0 ? own[slot[n]] : 0;
+  source = 0;
+#pragma unroll 1
+  for (uint32_t first = begin; first < end; first += 32) {
+    const uint32_t number = first + lane;
+    const int slot = number < end ? few.slot[number] : -1;
+    const uint32_t same = __match_any_sync(0xFFFFFFFFu, slot), before = same & ((1u << lane) - 1);
+    const uint32_t place = slot >= 0 ? own[slot] : 0;
     __syncwarp();
-    if (slot[n] >= 0) {
-      const uint32_t token = at[n] / topk;
-      routes[place + __popc(before)] = {static_cast<int32_t>(source[n]), static_cast<int32_t>(token), static_cast<int32_t>(at[n] - token * topk), weight[n]};
-      if (before == 0) own[slot[n]] = place + __popc(same);
+    if (slot >= 0) {
+      source = source_of(few, number, source);
+      const uint32_t at = number - few.first[source], token = at / topk;
+      routes[place + __popc(before)] = {static_cast<int32_t>(source), static_cast<int32_t>(token), static_cast<int32_t>(at - token * topk), few.weight[number]};
+      if (before == 0) own[slot] = place + __popc(same);
     }
     __syncwarp();
   }

@@ -24,7 +24,7 @@ __device__ __forceinline__ void wait_weights_tile(SharedStorage<C>& smem, const 
 template <class C>
 __device__ __forceinline__ uint32_t weights_tile(SharedStorage<C>& smem, const MathRings<C>& rings) {
   if constexpr (C::is_fp8) return smem.weights_at(rings.weights.slot);
-  else return smem.expanded_at() + rings.expanded.slot * static_cast<uint32_t>(kFp8HalfBytes);
+  else return smem.expanded_at(rings.expanded.slot);
 }
 template <class C>
 __device__ __forceinline__ uint32_t weights_tile_empty(SharedStorage<C>& smem, const MathRings<C>& rings) {
@@ -64,31 +64,18 @@ __device__ __forceinline__ void many_tokens_sums(const Params& params, SharedSto
     for (int j = 0; j < kColumnSums; ++j) sums.value[m][j] = 0.0f;
   }
   BlockScales blocks;
-  float block_scale[2] = {1.0f, 1.0f}, next_scale[2] = {1.0f, 1.0f};
-  if constexpr (C::is_fp8) {
-    blocks = block_scales(params, task, half);
-    next_scale[0] = __ldg(blocks.gate);
-    next_scale[1] = __ldg(blocks.up);
-  }
-  rings.arrivals = 1;
+  if constexpr (C::is_fp8) blocks = block_scales(params, task, half);
   float partial[kColumnSums];
   wait_weights_tile(smem, rings);
   wait_tokens(smem, rings, false);
   if (half == 0) trace_time(params, smem, TraceTime::kDataHere);
-  for (int k_block = 0; k_block < k_blocks; ++k_block) {
-    const bool more = k_block + 1 < k_blocks;
+  for (int left = k_blocks; left > 0; --left) {
     const uint32_t stage = rings.tokens.slot;
     const uint64_t tokens = ptx::uniform_descriptor(smem.tokens_at(stage) + warpgroup * kUnitBytes);
     const uint64_t weights = ptx::uniform_descriptor(weights_tile(smem, rings));
     const uint32_t scales = smem.scales_at(stage) + (warpgroup * kSubtileTokens + thread / 32 * 16 + lane / 4) * 4;
     const uint32_t weights_empty = weights_tile_empty(smem, rings), tokens_empty = smem.tokens_empty_at(stage);
-    if constexpr (C::is_fp8) {
-      block_scale[0] = next_scale[0];
-      block_scale[1] = next_scale[1];
-      const int ahead = more ? k_block + 1 : k_block;
-      next_scale[0] = __ldg(blocks.gate + ahead);
-      next_scale[1] = __ldg(blocks.up + ahead);
-    }
+    float block_scale[2] = {1.0f, 1.0f};
 #pragma unroll
     for (int m = 0; m < kSubtiles; ++m) {
       ptx::wgmma_fence();
@@ -97,7 +84,13 @@ __device__ __forceinline__ void many_tokens_sums(const Params& params, SharedSto
         ptx::Wgmma<kColumns>::shared(partial, tokens + m * (kMathWarpgroups * kUnitBytes / 16) + 2 * i, weights + 2 * i, i > 0);
       }
       ptx::wgmma_commit();
-      if (m == 0) rings.release(lane);
+      if (m == 0) {
+        rings.release(lane);
+        if constexpr (C::is_fp8) {  // under the WGMMAs; kept from one K block to the next they would cost registers
+          blocks.load(block_scale);
+          ++blocks.gate;
+        }
+      }
       float scale[2][2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -107,7 +100,7 @@ __device__ __forceinline__ void many_tokens_sums(const Params& params, SharedSto
       }
       if (m == kSubtiles - 1) {  // the next stage is awaited while the last WGMMAs of this one run
         advance_both(rings);
-        if (more) {
+        if (left > 1) {
           wait_weights_tile(smem, rings);
           wait_tokens(smem, rings, false);
         }

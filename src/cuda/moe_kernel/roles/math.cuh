@@ -1,6 +1,6 @@
 // Role: math - two warpgroups. They compute GEMM tiles, and as plain threads dispatch, build route lists and combine.
-// Waits on:  queue_full (claim), weights_full (weights) or expanded_full (expand), tokens_full (gather)
-// Signals:   written[slot], queue_empty, what is empty again (one arrival per warp each)
+// Waits on:  queue_full (claim), weights_full (weights) or expanded_full (side), tokens_full (gather), results_empty[slot] (side)
+// Signals:   written[slot] or results_full[slot], queue_empty, what is empty again (one arrival per warp each)
 // Ends when: the end task is met.
 #pragma once
 
@@ -19,7 +19,7 @@ __device__ __forceinline__ void few_tokens_task(const Params& params, SharedStor
   few_tokens_sums(params, smem, task, rings, sums, warpgroup);
   trace_time(params, smem, TraceTime::kMultiplied);
   if (is_down(task)) few_tokens_gemm2_epilogue(params, smem, task, rings, sums, warpgroup);
-  else few_tokens_gemm1_epilogue(params, smem, task, rings, sums, warpgroup);
+  else few_tokens_gemm1_epilogue(smem, task, rings, sums, warpgroup);
 }
 
 // kSubtiles: of this warpgroup.
@@ -28,8 +28,8 @@ __device__ __forceinline__ void many_tokens_task(const Params& params, SharedSto
                                                  int warpgroup) {
   const auto [k_blocks, halves] = task_extent(params, task);
   if constexpr (!C::is_fp8) {
-    rings.weights.skip(k_blocks * halves);  // the expanding warps take them
-    rings.staging_ready = false;
+    rings.weights.skip(k_blocks * halves);  // the side warps take them
+    rings.results_ready = false;
   }
 #pragma unroll 1
   for (int half = 0; half < halves; ++half) {
@@ -65,11 +65,11 @@ __device__ __forceinline__ void run_gemm(const Params& params, SharedStorage<C>&
 // The task is read where it lies: copies of it would cost the main loops registers.
 template <class C>
 __device__ __forceinline__ void math_role(const Params& params, SharedStorage<C>& smem, int warpgroup) {
-  auto queue = RingCursor<kQueueSlots>::consumer();
+  auto queue = RingCount<kQueueSlots>::consumer();
   MathRings<C> rings;
   for (;;) {
-    wait_barrier(smem.queue_full_at(queue.slot), queue.phase);
-    const BlockTask& task = smem.queue[queue.slot];
+    wait_barrier(smem.queue_full_at(queue.slot()), queue.phase());
+    const BlockTask& task = smem.queue[queue.slot()];
     const int math_thread = ptx::thread_index() - 128;
     trace_time(params, smem, TraceTime::kTaken);
     switch (static_cast<TaskKind>(task.kind)) {
@@ -85,8 +85,8 @@ __device__ __forceinline__ void math_role(const Params& params, SharedStorage<C>
     trace_task(params, smem, task);
     __syncwarp();
     if (ptx::thread_index() % 32 == 0) {
-      ptx::mbarrier_arrive(smem.written_at(queue.slot));
-      ptx::mbarrier_arrive(smem.queue_empty_at(queue.slot));
+      if (!is_finished_aside(task)) ptx::mbarrier_arrive(smem.written_at(queue.slot()));
+      ptx::mbarrier_arrive(smem.queue_empty_at(queue.slot()));
     }
     queue.advance();
   }

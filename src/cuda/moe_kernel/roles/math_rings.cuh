@@ -19,17 +19,16 @@ struct MathRings {
   RingCursor<C::kWeightSlots> weights = RingCursor<C::kWeightSlots>::consumer();
   RingCursor<C::kTokenStages> tokens = RingCursor<C::kTokenStages>::consumer();
   RingCursor<C::kExpandedSlots> expanded = RingCursor<C::kExpandedSlots>::consumer();
+  RingCount<C::kResultSlots> results = RingCount<C::kResultSlots>::producer();
   uint32_t held_weights = 0, held_tokens = 0;  // addresses of barriers to arrive on, 0: none
-  uint32_t arrivals = 1;                       // on held_weights
-  bool staging_ready = false;                  // for tasks of few tokens
+  bool results_ready = true;                   // FP4: no expanded weights lie in their memory
 
+  // Without a branch: it stands in the main loops. kArrivals: on held_weights.
+  template <int kArrivals = 1>
   __device__ __forceinline__ void release(int lane) {
-    if ((held_weights | held_tokens) == 0) return;
     __syncwarp();
-    if (lane == 0) {
-      if (held_weights != 0) ptx::mbarrier_arrive(held_weights, arrivals);
-      if (held_tokens != 0) ptx::mbarrier_arrive(held_tokens);
-    }
+    ptx::mbarrier_arrive_if(held_weights, kArrivals, lane == 0 && held_weights != 0);
+    ptx::mbarrier_arrive_if(held_tokens, 1, lane == 0 && held_tokens != 0);
     held_weights = held_tokens = 0;
   }
 };
@@ -48,22 +47,24 @@ __device__ __forceinline__ void pin(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Block scales of FP8 along K for gate and up rows; for down both are those of a half.
+// Block scales of FP8 for gate and up rows, from one K block to the next; for down both are those of a half.
 struct BlockScales {
   const float* gate = nullptr;
-  const float* up = nullptr;
+  uint32_t up = 0;  // floats from gate's; a pointer would cost a register more
+
+  __device__ __forceinline__ void load(float (&scale)[2]) const {
+    scale[0] = __ldg(gate);
+    scale[1] = __ldg(gate + up);
+  }
 };
 
 __device__ __forceinline__ BlockScales block_scales(const Params& params, const BlockTask& task, int half) {
-  const uint8_t* expert = task.expert;
   if (is_down(task)) {
     const int64_t row = min_of(2 * task.tile + half, params.experts.down_halves - 1);
-    const auto* scales = reinterpret_cast<const float*>(expert + params.experts.down_scales_begin) + row * params.experts.down_k_blocks;
-    return {scales, scales};
+    return {reinterpret_cast<const float*>(task.expert + params.experts.down_scales_begin) + row * params.experts.down_k_blocks, 0};
   }
-  const int64_t row = task.tile * params.experts.gate_up_k_blocks;
-  return {reinterpret_cast<const float*>(expert + params.experts.gate_scales_begin) + row,
-          reinterpret_cast<const float*>(expert + params.experts.up_scales_begin) + row};
+  return {reinterpret_cast<const float*>(task.expert + params.experts.gate_scales_begin) + task.tile * params.experts.gate_up_k_blocks,
+          static_cast<uint32_t>((params.experts.up_scales_begin - params.experts.gate_scales_begin) / sizeof(float))};
 }
 
 }  // namespace monomoe::cuda

@@ -29,6 +29,8 @@ __device__ __forceinline__ bool is_gemm(TaskKind kind) { return kind == TaskKind
 
 __device__ __forceinline__ bool is_down(const BlockTask& task) { return static_cast<TaskKind>(task.kind) == TaskKind::kGemm2; }
 __device__ __forceinline__ bool has_many_tokens(const BlockTask& task) { return task.count > kFewTokens; }
+// Its results are the side warps' to write.
+__device__ __forceinline__ bool is_finished_aside(const BlockTask& task) { return is_gemm(static_cast<TaskKind>(task.kind)) && !has_many_tokens(task); }
 
 // What a GEMM task goes over: blocks of 128 along K, and halves of 128 weight rows (the last tile of down may have one).
 struct TaskExtent {

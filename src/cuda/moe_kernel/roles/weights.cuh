@@ -1,5 +1,5 @@
 // Role: weights - one thread of the moving warpgroup (warp 1).
-// Waits on:  queue_full (claim), weights_empty[slot] (math, or expand)
+// Waits on:  queue_full (claim), weights_empty[slot] (math, or side)
 // Signals:   weights_full[slot] (bytes), queue_empty
 // Reads:     packed weights                    Writes: smem.weights
 // Ends when: the end task is met. Weights do not depend on tokens, so they stream before the tokens of their task are there.

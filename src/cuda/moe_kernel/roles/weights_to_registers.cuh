@@ -10,7 +10,7 @@
 
 namespace monomoe::cuda {
 
-// Who expands: the math warps, bound by logic and permutes, which have half the rate of multiplications; or the expanding ones, whose multiplications
+// Who expands: the math warps, bound by logic and permutes, which have half the rate of multiplications; or the side warps, whose multiplications
 // would take the math warps' place.
 enum class Shift { kByMultiplier, kByShifter };
 
@@ -23,14 +23,13 @@ __device__ __forceinline__ void expand_word(uint32_t word, uint2 table, uint32_t
   y = ptx::byte_permute(table.x, table.y, upper) | ((word << 4) & 0x80808080u);
 }
 
-// What a thread needs of one block of 64 rows to expand it: words of codes and four scale bytes, then the tables of these scales.
+// What a thread has of one block of 64 rows: words of codes and four scale bytes; and the tables of these scales.
 struct PackedCodes {
   uint4 first, second;
   uint32_t scales;
 };
-struct PackedFragment {
-  uint4 first, second;
-  uint2 table[4];
+struct ScaleTables {
+  uint2 of[4];
 };
 
 __device__ __forceinline__ PackedCodes load_codes(uint32_t half, int block, int thread) {
@@ -39,26 +38,20 @@ __device__ __forceinline__ PackedCodes load_codes(uint32_t half, int block, int 
   return {ptx::load_shared_16(codes), ptx::load_shared_16(codes + 2048), scales};
 }
 
-__device__ __forceinline__ PackedFragment with_tables(uint32_t tables, const PackedCodes& packed) {
+__device__ __forceinline__ ScaleTables look_up_tables(uint32_t tables, uint32_t scales) {
   const uint32_t gate = tables, up = tables + sizeof(ExpandTables::entry[0]);
-  const auto entry = [&](int byte) { return ptx::byte_permute(packed.scales, 0, 0x4440 + byte) * static_cast<uint32_t>(sizeof(uint2)); };
-  return {packed.first,
-          packed.second,
-          {ptx::load_shared_8(gate + entry(0)), ptx::load_shared_8(up + entry(1)), ptx::load_shared_8(gate + entry(2)), ptx::load_shared_8(up + entry(3))}};
-}
-
-__device__ __forceinline__ PackedFragment load_fragment(uint32_t tables, uint32_t half, int block, int thread) {
-  return with_tables(tables, load_codes(half, block, thread));
+  const auto entry = [&](int byte) { return ptx::byte_permute(scales, 0, 0x4440 + byte) * static_cast<uint32_t>(sizeof(uint2)); };
+  return {{ptx::load_shared_8(gate + entry(0)), ptx::load_shared_8(up + entry(1)), ptx::load_shared_8(gate + entry(2)), ptx::load_shared_8(up + entry(3))}};
 }
 
 // a[4 * i + r] is register r of k32 step i for one block of 64 rows: r 0, 1: rows g, g + 8 with h 0; r 2, 3: the same with h 1.
 template <Shift kShift>
-__device__ __forceinline__ void expand_fragment(uint32_t (&a)[16], const PackedFragment& packed) {
-  const uint32_t words[4][2] = {{packed.first.x, packed.first.y}, {packed.first.z, packed.first.w}, {packed.second.x, packed.second.y}, {packed.second.z, packed.second.w}};
+__device__ __forceinline__ void expand_fragment(uint32_t (&a)[16], const PackedCodes& codes, const ScaleTables& tables) {
+  const uint32_t words[4][2] = {{codes.first.x, codes.first.y}, {codes.first.z, codes.first.w}, {codes.second.x, codes.second.y}, {codes.second.z, codes.second.w}};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) expand_word<kShift>(words[i][r], packed.table[(i >> 1) * 2 + r], a[4 * i + r], a[4 * i + 2 + r]);
+    for (int r = 0; r < 2; ++r) expand_word<kShift>(words[i][r], tables.of[(i >> 1) * 2 + r], a[4 * i + r], a[4 * i + 2 + r]);
   }
 }
 

@@ -1,0 +1,41 @@
+// Role: side - one warpgroup beside the math warps. Of few tokens' tasks it takes the results, of many tokens' it expands FP4 weights.
+// Waits on:  queue_full (claim), results_full[slot] (math), weights_full[slot] (weights), expanded_empty[slot] (math)
+// Signals:   results_empty[slot], written[slot], expanded_full[slot], weights_empty[slot], queue_empty
+// Reads:     smem.results, smem.weights        Writes: smem.expanded, the intermediate, contributions
+// Ends when: the end task is met.
+#pragma once
+
+#include "cuda/moe_kernel/roles/expand.cuh"
+
+namespace monomoe::cuda {
+
+template <class C>
+__device__ __forceinline__ void side_role(const Params& params, SharedStorage<C>& smem) {
+  auto queue = RingCount<kQueueSlots>::consumer();
+  SideRings<C> rings;
+  const int thread = ptx::thread_index() % 128;  // read once: the loops would read it anew for want of registers
+  const int warp = thread / 32, lane = thread % 32;
+  for (;;) {
+    wait_barrier_patiently(smem.queue_full_at(queue.slot()), queue.phase());
+    const BlockTask& task = smem.queue[queue.slot()];
+    const auto kind = static_cast<TaskKind>(task.kind);
+    if (kind == TaskKind::kNone) return;
+    if (is_finished_aside(task)) {
+      if constexpr (!C::is_fp8) {  // the math warps expand this task's weights
+        const auto [k_blocks, halves] = task_extent(params, task);
+        rings.weights.skip(k_blocks * halves);
+      }
+      if (is_down(task)) finish_gemm2(params, smem, task, rings, warp, lane);
+      else finish_gemm1(params, smem, task, rings, warp, lane);
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(smem.written_at(queue.slot()), kMathWarps / kSideWarps);
+    } else if (is_gemm(kind)) {
+      if constexpr (!C::is_fp8) expand_task(params, smem, task, rings, thread);
+    }
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(smem.queue_empty_at(queue.slot()));
+    queue.advance();
+  }
+}
+
+}  // namespace monomoe::cuda
