@@ -2,7 +2,7 @@
 """Writes src/cuda/ptx/wgmma.cuh: wgmma.m64nNk32.f32.e4m3.e4m3 for each token count, A from registers or from shared memory."""
 from pathlib import Path
 
-TOKENS = [8, 16, 32, 48, 56, 64, 128]
+TOKENS = [8, 16, 24, 32, 40, 48, 56, 64, 128]
 HEAD = """// Written by tools/gen_wgmma.py. D[64 x N] (+)= A[64 x 32] * B[N x 32]^T in e4m3 with fp32 accumulators, asynchronous.
 // accumulate 0 starts from zero. PTX ISA, wgmma.mma_async; matrix descriptor: K-major, 128-byte swizzle, 8-row groups 1024 bytes apart.
 #pragma once

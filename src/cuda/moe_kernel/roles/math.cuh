@@ -56,7 +56,9 @@ __device__ __forceinline__ void run_gemm(const Params& params, SharedStorage<C>&
   }
   if (task.count <= 8) few_tokens_task<C, 8>(params, smem, task, rings, warpgroup);
   else if (task.count <= 16) few_tokens_task<C, 16>(params, smem, task, rings, warpgroup);
+  else if (task.count <= 24) few_tokens_task<C, 24>(params, smem, task, rings, warpgroup);
   else if (task.count <= 32) few_tokens_task<C, 32>(params, smem, task, rings, warpgroup);
+  else if (task.count <= 40) few_tokens_task<C, 40>(params, smem, task, rings, warpgroup);
   else if (task.count <= 48) few_tokens_task<C, 48>(params, smem, task, rings, warpgroup);
   else if (task.count <= 56) few_tokens_task<C, 56>(params, smem, task, rings, warpgroup);
   else few_tokens_task<C, 64>(params, smem, task, rings, warpgroup);
