@@ -58,8 +58,7 @@ def contract(program: Path, backend: str) -> dict:
 def python_check(build: Path) -> dict:
     package = build / "python"
     if not (package / "monomoe").is_dir() or run([sys.executable, "-c", "import torch"], 100)[0] != 0:
-        print("python: SKIPPED, needs torch and the package in the build (python/monomoe)")
-        return {"ok": True, "skipped": True}
+        return {"ok": True, "skipped": "needs torch and the package in the build (python/monomoe)"}
     path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
     code, output, seconds = run([sys.executable, str(ROOT / "tests" / "python" / "gpu_check.py")], 300, PYTHONPATH=path)
     figures = next((json.loads(line) for line in reversed(output.splitlines()) if line.startswith("{")), {})

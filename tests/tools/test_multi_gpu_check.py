@@ -9,6 +9,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+import gpu_check  # noqa: E402
 import multi_gpu_check  # noqa: E402
 
 
@@ -30,6 +31,14 @@ class RanksTest(unittest.TestCase):
         done = multi_gpu_check.Ranks(2, ["GPU-a"]).run(lambda world, rank: ["sh", "-c", f"[ {rank} = 0 ] || exec sleep 600"], 2)
         self.assertEqual(done["codes"], [0, multi_gpu_check.KILLED])
         self.assertTrue(done["late"])
+
+    def test_a_skipped_step_is_told_with_its_reason(self):
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as told:
+            output = Path(folder) / "report.json"
+            self.assertEqual(gpu_check.write_report({"python": lambda: gpu_check.python_check(Path(folder))}, output, "13.0"), 0)
+            report = json.loads(output.read_text())
+        self.assertIn("python: ok, skipped: needs torch and the package", told.getvalue())
+        self.assertTrue(report["ok"])
 
     def test_a_step_that_breaks_is_told_and_the_others_are_made(self):
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
