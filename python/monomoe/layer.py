@@ -78,7 +78,12 @@ class Context:
     def rank_of_call(self, rank: int | None) -> int:
         """The rank that a call is for; None is legal where there is only one it can be."""
         if rank is not None:
-            return int32("rank", rank)
+            given = int32("rank", rank)
+            if self.world is not None and given != self.world.rank:
+                raise UsageError(f"rank is {given}, but this context is rank {self.world.rank} of {self.num_ranks}")
+            if not 0 <= given < self.num_ranks:
+                raise UsageError(f"rank is {given}, the context has ranks 0..{self.num_ranks - 1}")
+            return given
         if self.world is None and self.num_ranks > 1:
             raise UsageError(f"rank is not given and the context has {self.num_ranks} ranks; give each rank's call its rank, from a thread of its own, "
                              "or bring all ranks' tokens with forward_ranks")

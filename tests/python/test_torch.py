@@ -238,6 +238,8 @@ def test_wrong_types_are_usage_errors(layer, call, examples, gradients):
         "max_tokens is a builtins.str, wanted an integer": lambda: MoELayer(layer.weights, topk=4, max_tokens="1"),
         "rank is 4294967296, wanted": lambda: MoELayer(layer.weights, workspace=layer.workspace, rank=1 << 32),
         "rank is not given and the context has 2 ranks": lambda: MoELayer(packed, topk=4, max_tokens=1),
+        "rank is 5, the context has ranks 0..1": lambda: MoELayer(packed, topk=4, max_tokens=1, rank=5),
+        "rank is -1, the context has ranks 0..1": lambda: MoELayer(packed, topk=4, max_tokens=1, rank=-1),
         "layer is a builtins.str, wanted an integer": lambda: MoELayer.from_checkpoint(examples / "tiny-moe-nvfp4", "0", max_tokens=1),
         "directory is a builtins.NoneType, wanted a path": lambda: MoELayer.from_checkpoint(None, 0, max_tokens=1),
         r"backend is \[\], wanted one of": lambda: monomoe.torch.default_context([]),
