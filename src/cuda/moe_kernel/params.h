@@ -52,7 +52,7 @@ enum class WaitFlag : uint64_t { kDrained = 1, kArrived = 2, kRoutesReady = 3, k
 
 // One task of one thread block; times in ns of the GPU's global timer, 0: the task has no such moment.
 struct TraceEvent {
-  uint64_t time[4];  // taken, data here, multiplied, done (cuda/moe_kernel/trace.cuh)
+  uint64_t time[4];  // taken, data here, multiplied, done or handed over (cuda/moe_kernel/trace.cuh)
   int32_t kind;      // TaskKind; the memory must be zero before the launch: an event of kind 0 without times is none
   int32_t tile, count;
   int64_t block;

@@ -25,7 +25,7 @@ enum MoveWarp : int { kClaimWarp = 0, kWeightsWarp = 1, kGatherWarp = 2, kPublis
 // Up to kFewTokens tokens the weights are WGMMA's M operand, beyond it the tokens are.
 inline constexpr int kFewTokens = 64;
 inline constexpr int kSubtileTokens = 64;
-inline constexpr int kQueueSlots = 4;  // of which math holds one while it works, and publish perhaps the one before
+inline constexpr int kQueueSlots = 4;  // of which math holds one while it works, and side and publish perhaps the one before
 inline constexpr uint32_t kSharedLimit = 232448;  // what one thread block may have on sm_90
 
 // A stage of tokens holds four units of [64 rows x 128 B]: four K blocks of few tokens, or one K block of up to 256 tokens.
@@ -43,8 +43,8 @@ template <bool kIsFp8>
 struct Config {
   static constexpr bool is_fp8 = kIsFp8;
   static constexpr uint32_t kHalfBytes = static_cast<uint32_t>(kIsFp8 ? kFp8HalfBytes : kFp4HalfBytes);
-  // Of half a tile and one K block. Even, so that a slot belongs to the same warpgroup in all of a task of few tokens: a phase bit tells only two
-  // uses of a slot apart, and one warpgroup may run ahead of the other's.
+  // Of half a tile and one K block. Even, so that a slot stays with one warpgroup from one task of few tokens to the next: a phase bit tells only two uses of
+  // a slot apart, and one warpgroup may run ahead of the other's. Where a slot changes hands the warpgroups meet (roles/math.cuh).
   static constexpr int kWeightSlots = kIsFp8 ? 6 : 8;
   static_assert(kWeightSlots % kMathWarpgroups == 0);
   static constexpr int kTokenStages = 3;

@@ -1,5 +1,5 @@
 // Role: claim - a warp of the moving warpgroup (warp 0). It runs a task ahead of the others, and arranges rows while it waits.
-// Waits on:  queue_empty (weights, gather, publish, math, side), written (math), routes_ready (routes task, gpu scope), block_done (publish)
+// Waits on:  queue_empty (weights, gather, publish, math, side), written (math, side), routes_ready (routes task, gpu scope), block_done (publish)
 // Signals:   queue_full, block_arranged
 // Reads:     route lists, expert headers, token rows       Writes: smem.queue, arranged rows
 // Ends when: the tickets and the pieces are exhausted, or the rank is aborted; an end task tells the other roles.

@@ -18,6 +18,7 @@ template <class C>
 __device__ __forceinline__ void expand_task(const Params& params, SharedStorage<C>& smem, const BlockTask& task, SideRings<C>& rings, int thread) {
   const auto [k_blocks, halves] = task_extent(params, task);
   const int lane = thread % 32;
+  ptx::named_barrier_sync(kSideBarrier, kSideThreads);  // results of few tokens lay where tiles are stored: all side warps have read theirs
   prepare_tables(params, smem.tables, smem.table_key, task, kSideBarrier, kSideThreads, thread);
   for (int i = 0; i < k_blocks * halves; ++i) {
     wait_barrier(smem.weights_full_at(rings.weights.slot), rings.weights.phase);

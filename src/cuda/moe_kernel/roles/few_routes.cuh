@@ -127,7 +127,6 @@ __device__ __forceinline__ void list_few_routes(const Params& params, FewRoutes&
     }
     __syncwarp();
   }
-  ptx::fence_proxy_async_smem();  // bulk copies write here next
   math_barrier();
   if (math_thread == 0) publish_routes(params, listed, epoch);
 }

@@ -10,8 +10,8 @@ namespace monomoe::cuda {
 template <int kTokens, int kSlotTokens, class C, class Write>
 __device__ __forceinline__ void hand_over(SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings, int lane, const Write& write) {
   // FP4 expands weights of many tokens in the same bytes: the other warpgroup may still multiply the last of them.
-  if (!rings.results_ready) math_barrier();
-  rings.results_ready = true;
+  if (!rings.few_last) math_barrier();
+  rings.few_last = true;
 #pragma unroll
   for (int first = 0; first < kTokens; first += kSlotTokens) {
     if (first >= task.count) break;

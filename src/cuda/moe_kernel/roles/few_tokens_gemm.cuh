@@ -121,9 +121,9 @@ struct FewTokensLoop {
     if constexpr (!C::is_fp8) {
       load(next, 0);
       expand(1);
-      // All weights of the K block are in registers. The arrival hangs on the last values that were loaded (e4m3 weights are never NaN), so that no load can
-      // be overtaken.
-      if (a[1][0] != 0x7F7F7F7Fu && a[1][15] != 0x7F7F7F7Fu) rings.held_weights = smem.weights_empty_at(slot.slot);
+      // All weights of the K block are in registers. The arrival hangs on the last values that were loaded, so that no load can be overtaken: a word's four codes have
+      // one scale, and none makes 0x7F (a NaN) and 0x01.
+      if (a[1][0] != 0x7F017F01u && a[1][15] != 0x7F017F01u) rings.held_weights = smem.weights_empty_at(slot.slot);
       rings.release(lane);
       look_up(0);
     }

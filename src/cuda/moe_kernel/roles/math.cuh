@@ -16,7 +16,12 @@ template <class C, int kTokens>
 __device__ __forceinline__ void few_tokens_task(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings,
                                                 int warpgroup) {
   Sums<kTokens> sums;
+  // A tile of one half has all weight slots of its task, elsewhere a slot stays with one warpgroup. A phase bit tells only two uses of a slot apart, so a warpgroup
+  // must not come to a slot whose last use the other one has not waited for yet.
+  const bool alone = task_extent(params, task).halves == 1;
+  if (alone) math_barrier();
   few_tokens_sums(params, smem, task, rings, sums, warpgroup);
+  if (alone) math_barrier();
   trace_time(params, smem, TraceTime::kMultiplied);
   if (is_down(task)) few_tokens_gemm2_epilogue(params, smem, task, rings, sums, warpgroup);
   else few_tokens_gemm1_epilogue(smem, task, rings, sums, warpgroup);
@@ -27,10 +32,9 @@ template <class C, int kSubtiles>
 __device__ __forceinline__ void many_tokens_task(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings,
                                                  int warpgroup) {
   const auto [k_blocks, halves] = task_extent(params, task);
-  if constexpr (!C::is_fp8) {
-    rings.weights.skip(k_blocks * halves);  // the side warps take them
-    rings.results_ready = false;
-  }
+  if constexpr (!C::is_fp8) rings.weights.skip(k_blocks * halves);  // the side warps take them
+  else if (rings.few_last) math_barrier();                          // both warpgroups read slots that were one's
+  rings.few_last = false;
 #pragma unroll 1
   for (int half = 0; half < halves; ++half) {
     TokenSums<kSubtiles> sums;

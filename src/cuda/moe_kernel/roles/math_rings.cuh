@@ -12,8 +12,8 @@ namespace monomoe::cuda {
 
 __device__ __forceinline__ void math_barrier() { ptx::named_barrier_sync(kMathBarrier, kMathThreads); }
 
-// Places in the rings, and what is still to be given back. A slot or stage is given back only after the next WGMMA has been issued: that one
-// overwrites the partial sums, so every shared load of the old data has been consumed. Arriving straight after the wait let loads be overtaken.
+// Places in the rings, and what is still to be given back. A slot or stage is given back only after the next WGMMA has been issued, or when the sums are
+// stored: by then every shared load of the old data has been consumed. Arriving straight after the wait let loads be overtaken.
 template <class C>
 struct MathRings {
   RingCursor<C::kWeightSlots> weights = RingCursor<C::kWeightSlots>::consumer();
@@ -21,7 +21,7 @@ struct MathRings {
   RingCursor<C::kExpandedSlots> expanded = RingCursor<C::kExpandedSlots>::consumer();
   RingCount<C::kResultSlots> results = RingCount<C::kResultSlots>::producer();
   uint32_t held_weights = 0, held_tokens = 0;  // addresses of barriers to arrive on, 0: none
-  bool results_ready = true;                   // FP4: no expanded weights lie in their memory
+  bool few_last = true;                        // the last GEMM task was of few tokens, or there was none
 
   // Without a branch: it stands in the main loops. kArrivals: on held_weights.
   template <int kArrivals = 1>

@@ -1,8 +1,8 @@
-// Role: publish - a warp of the moving warpgroup. It tells others what the math warps have written, so that these need not wait for fences.
-// Waits on:  queue_full (claim), written[slot] (math)
+// Role: publish - a warp of the moving warpgroup. It tells others what the math and side warps have written, so that these need not wait for fences.
+// Waits on:  queue_full (claim), written[slot] (math, side)
 // Signals:   block_done, block_arranged, dispatch_done (gpu scope), arrived, drained, arrivals (system scope), queue_empty
 // Ends when: the end task is met.
-// The math warps' arrival, this role's wait and its fence put their writes before its signals, for whoever sees those.
+// The writing warps' arrival, this role's wait and its fence put their writes before its signals, for whoever sees those.
 #pragma once
 
 #include "cuda/moe_kernel/roles/arrange.cuh"

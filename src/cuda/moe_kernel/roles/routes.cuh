@@ -200,7 +200,6 @@ __device__ __forceinline__ void list_part(const Params& params, uint32_t* counts
       static_cast<uint64_t>(params.self), 0);
   if (!counted) routes.total = 0;
   place_routes(params, counts, routes, task, math_thread);
-  ptx::fence_proxy_async_smem();  // bulk copies write here next
   if (!is_last(&params.state->placed, routes.tasks, shared, math_thread)) return;
   if (math_thread == 0) publish_routes(params, static_cast<uint32_t>(__ldcg(reinterpret_cast<const unsigned long long*>(&params.state->listed))), epoch);
 }
@@ -216,6 +215,7 @@ __device__ __forceinline__ void routes_task(const Params& params, SharedStorage<
   const int tasks = plan_routes(params, index, epoch, few, shared, math_thread);
   if (tasks > 1) list_part(params, counts, totals, shared, index, epoch, math_thread);
   else if (tasks == 1 && index == 0) list_few_routes(params, few, counts, totals, epoch, math_thread);
+  ptx::fence_proxy_async_smem();  // bulk copies write here next
 }
 
 }  // namespace monomoe::cuda

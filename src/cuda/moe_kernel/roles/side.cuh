@@ -1,7 +1,7 @@
 // Role: side - one warpgroup beside the math warps. Of few tokens' tasks it takes the results, of many tokens' it expands FP4 weights.
 // Waits on:  queue_full (claim), results_full[slot] (math), weights_full[slot] (weights), expanded_empty[slot] (math)
 // Signals:   results_empty[slot], written[slot], expanded_full[slot], weights_empty[slot], queue_empty
-// Reads:     smem.results, smem.weights        Writes: smem.expanded, the intermediate, contributions
+// Reads:     smem.results, smem.weights        Writes: smem.results as expanded tiles, the intermediate, contributions
 // Ends when: the end task is met.
 #pragma once
 
