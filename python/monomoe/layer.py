@@ -80,8 +80,8 @@ class Context:
         if rank is not None:
             given = int32("rank", rank)
             if self.world is not None and given != self.world.rank:
-                raise UsageError(f"rank is {given}, but this context is rank {self.world.rank} of {self.num_ranks}")
-            if not 0 <= given < self.num_ranks:
+                raise UsageError(f"rank is {given}, but this context is rank {self.world.rank} of {self.world.size}")
+            if self.world is None and not 0 <= given < self.num_ranks:
                 raise UsageError(f"rank is {given}, the context has ranks 0..{self.num_ranks - 1}")
             return given
         if self.world is None and self.num_ranks > 1:
