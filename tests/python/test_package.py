@@ -336,6 +336,13 @@ def test_errors_of_the_library(examples):
             monomoe.Context("cuda")
 
 
+def test_a_world_has_its_own_rank_alone():
+    world = monomoe.Context("cpu", world=World(1, 0, None))
+    assert world.rank_of_call(None) == world.rank_of_call(0) == 0
+    with pytest.raises(monomoe.UsageError, match="rank is 1, but this context is rank 0 of 1"):
+        world.rank_of_call(1)
+
+
 def test_a_rank_that_never_comes_times_out():
     context = monomoe.Context("cpu", ranks=2, timeout_ms=100)
     arrays, _ = stacked(np.random.default_rng(6), "fp8", 2, 128, 128)

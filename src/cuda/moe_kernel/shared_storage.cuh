@@ -36,8 +36,9 @@ static_assert(kUnits * kSubtileTokens == kGpuTokenBlock);
 inline constexpr uint32_t kTokenScaleBytes = kUnits * sizeof(float);
 
 // A slot of results holds tokens of a tile with their 256 rows: eight of GEMM1 in fp32, or sixteen of GEMM2 in bf16.
-inline constexpr int kResultSlotBytes = 8192;
 inline constexpr int kGemm1ResultTokens = 8, kGemm2ResultTokens = 16;
+inline constexpr int kResultSlotBytes = kGemm1ResultTokens * static_cast<int>(kTileRows) * 4;
+static_assert(kResultSlotBytes == kGemm2ResultTokens * kTileRows * 2);
 
 template <bool kIsFp8>
 struct Config {
