@@ -12,7 +12,7 @@ namespace monomoe {
 enum class RejectReason : uint32_t { kNone = 0, kTooManyTokens = 1, kBadExpertId = 2, kBadArgument = 3, kNoMemory = 4 };
 
 // Counts up with every change of the flags, the layout of symmetric memory or their meaning: ranks of different numbers do not mix.
-inline constexpr uint64_t kProtocolVersion = 1;
+inline constexpr uint64_t kProtocolVersion = 2;
 
 // What ranks with memory from outside tell each other before the first call; see comm/fingerprint.hpp.
 inline constexpr int kFingerprintWords = 16;
@@ -24,7 +24,8 @@ struct SymmetricFlags {
   uint64_t reject[kMaxRanks];      // [src] RejectReason << 32 | value, for the epoch in `refused`
   uint64_t num_tokens[kMaxRanks];  // [src]
   uint64_t layer[kMaxRanks];       // [src] which weights src uses in this call: ranks out of step are noticed, not served
-  uint64_t arrived[kMaxRanks];     // [src] epoch whose rows, ids and weights of src are all here
+  uint64_t arrived[kMaxRanks];     // [src] epoch whose rows of src are all here; without ids_arrived its ids and weights too
+  uint64_t ids_arrived[kMaxRanks]; // [src] GPU only: epoch whose ids and weights of src are all here
   uint64_t drained[kMaxRanks];     // [dst] epoch whose rows from this rank dst has finished reading
   uint64_t progress[kMaxRanks];    // [src] counts signs of life; a wait times out only while nobody's moves
   uint64_t abort_record[8];        // first word != 0: a rank gave up; see comm/error_record.hpp

@@ -3,6 +3,8 @@
 //
 //   dispatch chunks | route lists | GEMM1 tiles | GEMM2 tiles | combine chunks
 //
+// A GPU sends ids apart from rows, by workers that have a first task and before it, so that route lists do not wait for dispatch: those of a large call come first.
+//
 // A GPU that arranges token rows before it multiplies them has tasks for the first blocks' pieces, before the GEMM1 tiles. The others' pieces are claimed
 // from a counter of their own, in the order of the blocks, by whoever waits for something else; their memory is a ring of blocks, and a piece may
 // wait for GEMM1 of the block that used it. So long as nobody who holds a piece waits without working on it, that is topological too.
@@ -33,24 +35,27 @@ struct TaskCounts {
   int64_t gemm1_tiles = 0;   // per block
   int64_t gemm2_tiles = 0;
   int64_t combine_chunks = 0;
-  int64_t arrange_pieces = 0;  // per block
+  int64_t arrange_tasks = 0;   // per block that is arranged before the GEMMs
+  int64_t arrange_pieces = 0;  // per block that is arranged later
   int64_t arrange_ahead = 0;   // blocks
+  bool routes_first = false;   // before dispatch
 
   MONOMOE_HD constexpr int64_t before_gemms() const { return dispatch_chunks + route_tasks; }
-  MONOMOE_HD constexpr int64_t arranged_ahead() const { return min_of(arrange_ahead, blocks) * arrange_pieces; }
-  MONOMOE_HD constexpr int64_t arranged_later() const { return blocks * arrange_pieces - arranged_ahead(); }
+  MONOMOE_HD constexpr int64_t arranged_ahead() const { return min_of(arrange_ahead, blocks) * arrange_tasks; }
+  MONOMOE_HD constexpr int64_t arranged_later() const { return (blocks - min_of(arrange_ahead, blocks)) * arrange_pieces; }
   MONOMOE_HD constexpr int64_t before_gemm2() const { return before_gemms() + arranged_ahead() + blocks * gemm1_tiles; }
   MONOMOE_HD constexpr int64_t total() const { return before_gemm2() + blocks * gemm2_tiles + combine_chunks; }
 };
 
 MONOMOE_HD constexpr Task task_at(const TaskCounts& counts, int64_t ticket) {
+  if (counts.routes_first && ticket < counts.before_gemms()) ticket += ticket < counts.route_tasks ? counts.dispatch_chunks : -counts.route_tasks;
   if (ticket < counts.dispatch_chunks) return {TaskKind::kDispatch, ticket, 0, 0};
   ticket -= counts.dispatch_chunks;
   if (ticket < counts.route_tasks) return {TaskKind::kRoutes, ticket, 0, 0};
   ticket -= counts.route_tasks;
   if (ticket < counts.arranged_ahead()) {
-    const int64_t block = divide(ticket, counts.arrange_pieces);
-    return {TaskKind::kArrange, ticket - block * counts.arrange_pieces, block, 0};
+    const int64_t block = divide(ticket, counts.arrange_tasks);
+    return {TaskKind::kArrange, ticket - block * counts.arrange_tasks, block, 0};
   }
   ticket -= counts.arranged_ahead();
   if (ticket < counts.blocks * counts.gemm1_tiles) {

@@ -63,6 +63,7 @@ __device__ __forceinline__ void leave(const Params& params, uint64_t epoch, int6
     return;
   }
   state->next_task = 0;
+  state->ids_sent = 0;
   state->dispatch_done = 0;
   state->counted = state->placed = 0;
   state->gemm1_done = 0;

@@ -31,6 +31,7 @@ inline constexpr int64_t kScratchBytes = kGpuTokenBlock * 64 * 4;
 struct DeviceState {
   uint64_t epoch;       // calls finished
   uint64_t next_task;
+  uint64_t ids_sent;    // thread blocks that have sent their part of them
   uint64_t dispatch_done;
   uint64_t counted, placed;  // routes tasks that have counted, placed
   uint64_t routes_planned;   // epoch << 8 | number of routes tasks that have work
@@ -48,6 +49,7 @@ struct DeviceError {
   uint64_t code, rank, task, flag, peer, expected, seen, item;
 };
 enum class DeviceErrorCode : uint64_t { kNone = 0, kTimeout = 1, kBadExpertId = 2, kPeerAborted = 3, kLayerMismatch = 4, kTooManyTokens = 5, kSharedBase = 6 };
+// kArrived: of ids or of rows.
 enum class WaitFlag : uint64_t { kDrained = 1, kArrived = 2, kRoutesReady = 3, kBlockDone = 4, kArrivals = 5, kLayer = 6 };
 
 // One task of one thread block; times in ns of the GPU's global timer, 0: the task has no such moment.

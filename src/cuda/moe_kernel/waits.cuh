@@ -21,6 +21,7 @@ __device__ __forceinline__ bool aborted(const Params& params) {
 __device__ inline void raise_error(const Params& params, DeviceErrorCode code, TaskKind task, WaitFlag flag, uint64_t peer, uint64_t expected,
                                    uint64_t seen, uint64_t item) {
   const uint64_t word = static_cast<uint64_t>(code) << 32 | static_cast<uint64_t>(params.self) << 16 | peer << 8 | 1;
+#pragma unroll 1
   for (int rank = 0; rank < params.problem.ranks; ++rank) ptx::compare_swap_system(symmetric_flags(params, rank)->abort_record, 0, word);
   DeviceError* error = params.error;
   if (atomicCAS_system(reinterpret_cast<unsigned long long*>(&error->code), 0ull, static_cast<unsigned long long>(code)) != 0) return;

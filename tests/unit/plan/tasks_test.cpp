@@ -27,20 +27,25 @@ TEST_P(TaskOrder, VisitsEachTaskOnceAfterThoseItWaitsFor) {
   for (int64_t ticket = 0; ticket < counts.total(); ++ticket) {
     const Task task = task_at(counts, ticket);
     switch (task.kind) {
-      case TaskKind::kDispatch: EXPECT_LT(task.index, counts.dispatch_chunks); break;
+      case TaskKind::kDispatch:
+        EXPECT_EQ(all_of(TaskKind::kRoutes), counts.routes_first ? counts.route_tasks : 0);
+        EXPECT_LT(task.index, counts.dispatch_chunks);
+        break;
       case TaskKind::kRoutes:
-        EXPECT_EQ(all_of(TaskKind::kDispatch), counts.dispatch_chunks);
+        EXPECT_EQ(all_of(TaskKind::kDispatch), counts.routes_first ? 0 : counts.dispatch_chunks);
         EXPECT_LT(task.index, counts.route_tasks);
         break;
       case TaskKind::kArrange:
         EXPECT_EQ(all_of(TaskKind::kRoutes), counts.route_tasks);
-        EXPECT_LT(task.index, counts.arrange_pieces);
+        EXPECT_EQ(all_of(TaskKind::kDispatch), counts.dispatch_chunks);
+        EXPECT_LT(task.index, counts.arrange_tasks);
         EXPECT_LT(task.block, min_of(counts.arrange_ahead, counts.blocks));
         break;
       case TaskKind::kGemm1:
         EXPECT_EQ(all_of(TaskKind::kRoutes), counts.route_tasks);
-        for (int64_t piece = 0; piece < counts.arrange_pieces && task.block < counts.arrange_ahead; ++piece) {
-          EXPECT_TRUE(done.contains({TaskKind::kArrange, piece, task.block, 0}));
+        EXPECT_EQ(all_of(TaskKind::kDispatch), counts.dispatch_chunks);
+        for (int64_t part = 0; part < counts.arrange_tasks && task.block < counts.arrange_ahead; ++part) {
+          EXPECT_TRUE(done.contains({TaskKind::kArrange, part, task.block, 0}));
         }
         EXPECT_LT(task.block, counts.blocks);
         EXPECT_LT(task.tile, counts.gemm1_tiles);
@@ -57,13 +62,15 @@ TEST_P(TaskOrder, VisitsEachTaskOnceAfterThoseItWaitsFor) {
   }
   EXPECT_EQ(all_of(TaskKind::kDispatch), counts.dispatch_chunks);
   EXPECT_EQ(all_of(TaskKind::kRoutes), counts.route_tasks);
-  // The pieces without a ticket are the others, in order.
-  EXPECT_EQ(all_of(TaskKind::kArrange) + counts.arranged_later(), counts.blocks * counts.arrange_pieces);
+  // The pieces without a ticket are those of the other blocks, in order.
+  EXPECT_EQ(all_of(TaskKind::kArrange), min_of(counts.arrange_ahead, counts.blocks) * counts.arrange_tasks);
+  EXPECT_EQ(counts.arranged_later(), max_of(0, counts.blocks - counts.arrange_ahead) * counts.arrange_pieces);
   for (int64_t number = 0; number < counts.arranged_later(); ++number) {
     const Task piece = later_piece(counts, number);
     EXPECT_EQ(piece.kind, TaskKind::kArrange);
     EXPECT_EQ((piece.block - counts.arrange_ahead) * counts.arrange_pieces + piece.index, number);
     EXPECT_LT(piece.block, counts.blocks);
+    EXPECT_LT(piece.index, counts.arrange_pieces);
     EXPECT_TRUE(done.insert({piece.kind, piece.index, piece.block, piece.tile}).second);
   }
   EXPECT_EQ(all_of(TaskKind::kGemm1), counts.blocks * counts.gemm1_tiles);
@@ -75,15 +82,15 @@ TEST_P(TaskOrder, VisitsEachTaskOnceAfterThoseItWaitsFor) {
 TaskCounts counts_of(int64_t chunks, int64_t blocks, int64_t gemm1_tiles, int64_t gemm2_tiles) {
   return {.dispatch_chunks = chunks, .blocks = blocks, .gemm1_tiles = gemm1_tiles, .gemm2_tiles = gemm2_tiles, .combine_chunks = chunks};
 }
-TaskCounts gpu_counts(int64_t blocks, int64_t pieces, int64_t ahead) {
-  return {.dispatch_chunks = 2, .route_tasks = 6, .blocks = blocks, .gemm1_tiles = 3, .gemm2_tiles = 2, .combine_chunks = 5, .arrange_pieces = pieces,
-          .arrange_ahead = ahead};
+TaskCounts gpu_counts(int64_t blocks, int64_t tasks, int64_t pieces, int64_t ahead, bool routes_first = false) {
+  return {.dispatch_chunks = 2, .route_tasks = 6, .blocks = blocks, .gemm1_tiles = 3, .gemm2_tiles = 2, .combine_chunks = 5, .arrange_tasks = tasks,
+          .arrange_pieces = pieces, .arrange_ahead = ahead, .routes_first = routes_first};
 }
 
 INSTANTIATE_TEST_SUITE_P(Counts, TaskOrder,
                          ::testing::Values(counts_of(0, 0, 1, 1), counts_of(3, 0, 2, 4), counts_of(0, 2, 3, 1), counts_of(4, 5, 3, 2),
-                                           counts_of(1, 1, 1, 1), counts_of(2, 7, 16, 16), gpu_counts(9, 0, 2), gpu_counts(9, 4, 2), gpu_counts(1, 4, 3),
-                                           gpu_counts(0, 4, 3), gpu_counts(7, 2, 1)),
+                                           counts_of(1, 1, 1, 1), counts_of(2, 7, 16, 16), gpu_counts(9, 0, 0, 2), gpu_counts(9, 1, 4, 2), gpu_counts(1, 2, 4, 3),
+                                           gpu_counts(0, 1, 4, 3), gpu_counts(7, 2, 2, 1), gpu_counts(9, 1, 4, 2, true), gpu_counts(0, 0, 0, 2, true)),
                          [](const auto& info) { return "Counts" + std::to_string(info.index); });
 
 TEST(TaskOrder, TicketsPassTwoToThe31) {
@@ -104,8 +111,8 @@ TEST(TaskOrder, Gemm2BeginsWhereGemm1Ends) {
   const TaskCounts no_blocks = counts_of(3, 0, 4, 7);
   EXPECT_EQ(task_at(no_blocks, no_blocks.before_gemm2() - 1).kind, TaskKind::kRoutes);
   EXPECT_EQ(task_at(no_blocks, no_blocks.before_gemm2()).kind, TaskKind::kCombine);
-  const TaskCounts arranged = gpu_counts(5, 4, 2);
-  EXPECT_EQ(arranged.before_gemm2(), 2 + 6 + 2 * 4 + 5 * 3);
+  const TaskCounts arranged = gpu_counts(5, 2, 4, 2);
+  EXPECT_EQ(arranged.before_gemm2(), 2 + 6 + 2 * 2 + 5 * 3);
   EXPECT_EQ(arranged.arranged_later(), 3 * 4);
   EXPECT_EQ(task_at(arranged, arranged.before_gemm2()).kind, TaskKind::kGemm2);
 }

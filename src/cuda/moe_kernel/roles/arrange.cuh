@@ -37,18 +37,21 @@ __device__ __forceinline__ bool memory_is_free(const Params& params, int64_t blo
   return true;
 }
 
-// Tells gather that a piece is there, after all who wrote it.
-__device__ __forceinline__ void publish_arranged(const Params& params, const BlockTask& task) {
-  if (!has_many_tokens(task) || task.index * kArrangeRows >= task.count) return;
+// Tells gather that `pieces` of a block from `first` on are there, after all who wrote them.
+__device__ __forceinline__ void publish_arranged(const Params& params, const BlockTask& task, int64_t first, int64_t pieces) {
+  if (!has_many_tokens(task)) return;
+  const int64_t with_rows = min_of(pieces, static_cast<int64_t>(pieces_of_block(task)) - first);
+  if (with_rows <= 0) return;
   ptx::fence_gpu();
-  ptx::add_relaxed_gpu(block_arranged(params, task.block), 1);
+  ptx::add_relaxed_gpu(block_arranged(params, task.block), static_cast<uint32_t>(with_rows));
 }
 
 // Before the first GEMM: memory that nobody has used, and all math warps.
 __device__ __forceinline__ void arrange_task(const Params& params, const BlockTask& task, int math_thread) {
-  const int begin = static_cast<int>(task.index) * kArrangeRows, warp = math_thread / 32, lane = math_thread % 32;
+  constexpr int kRows = kPiecesOfTask * kArrangeRows;
+  const int begin = static_cast<int>(task.index) * kRows, warp = math_thread / 32, lane = math_thread % 32;
   if (!has_many_tokens(task)) return;
-  for (int row = begin + warp; row < min(begin + kArrangeRows, task.count); row += kMathWarps) arrange_row<8>(params, task, token_row(params, task.route_begin + row), row, lane);
+  for (int row = begin + warp; row < min(begin + kRows, task.count); row += kMathWarps) arrange_row<8>(params, task, token_row(params, task.route_begin + row), row, lane);
 }
 
 }  // namespace monomoe::cuda

@@ -1,11 +1,12 @@
 // Role: claim - a warp of the moving warpgroup (warp 0). It runs a task ahead of the others, and arranges rows while it waits.
-// Waits on:  queue_empty (weights, gather, publish, math, side), written (math, side), routes_ready (routes task, gpu scope), block_done (publish)
+// Waits on:  queue_empty (weights, gather, publish, math, side), written (math, side), routes_ready (routes task, gpu scope), block_done (publish), arrived (all ranks)
 // Signals:   queue_full, block_arranged
 // Reads:     route lists, expert headers, token rows       Writes: smem.queue, arranged rows
 // Ends when: the tickets and the pieces are exhausted, or the rank is aborted; an end task tells the other roles.
 #pragma once
 
 #include "cuda/moe_kernel/roles/arrange.cuh"
+#include "cuda/moe_kernel/roles/sources.cuh"
 
 namespace monomoe::cuda {
 
@@ -62,7 +63,7 @@ __device__ __forceinline__ void arrange_some(const Params& params, SharedStorage
   if (++arranger.row < arranger.end) return;
   arranger.state = Arranger::kNoPiece;
   __syncwarp();
-  if (lane == 0) publish_arranged(params, smem.piece);
+  if (lane == 0) publish_arranged(params, smem.piece, smem.piece.index, 1);
 }
 
 // What lane 0 claims and puts into the queue.
@@ -74,7 +75,7 @@ struct Claimed {
 template <class C>
 __device__ __forceinline__ Claimed claim(const Params& params, SharedStorage<C>& smem, BlockTask& place, bool& routes_known) {
   TaskCounts& counts = smem.counts;
-  const int64_t ticket = given_tickets(params, counts) + static_cast<int64_t>(ptx::fetch_add_relaxed_gpu(&params.state->next_task, 1));
+  const int64_t ticket = smem.given_tickets + static_cast<int64_t>(ptx::fetch_add_relaxed_gpu(&params.state->next_task, 1));
   bool more = true;
   if (ticket >= counts.before_gemms() && !routes_known) {
     uint64_t listed = 0;
@@ -102,7 +103,7 @@ __device__ __forceinline__ void claim_role(const Params& params, SharedStorage<C
   const auto wait_until = [&](auto ready) {
     while (__shfl_sync(0xFFFFFFFFu, lane == 0 && ready(), 0) == 0) arrange_some(params, smem, arranger, lane);
   };
-  if (smem.first_given) {
+  if (blockIdx.x < smem.given_tickets) {
     queue.advance();
     unfinished = 1;
   }
@@ -117,14 +118,17 @@ __device__ __forceinline__ void claim_role(const Params& params, SharedStorage<C
     }
     wait_until([&] { return ptx::mbarrier_try_wait(smem.queue_empty_at(queue.slot), queue.phase); });
     const bool knew = routes_known;
-    if (lane == 0) {
-      last = claim(params, smem, smem.queue[queue.slot], routes_known);
-      ptx::mbarrier_arrive(smem.queue_full_at(queue.slot));
-    }
+    if (lane == 0) last = claim(params, smem, smem.queue[queue.slot], routes_known);
     last.kind = static_cast<TaskKind>(__shfl_sync(0xFFFFFFFFu, static_cast<int>(last.kind), 0));
     last.block = __shfl_sync(0xFFFFFFFFu, last.block, 0);
     routes_known = __shfl_sync(0xFFFFFFFFu, routes_known, 0) != 0;
-    if (routes_known && !knew && last.kind != TaskKind::kNone && smem.counts.arranged_later() > 0) arranger.state = Arranger::kNoPiece;
+    __syncwarp();  // lane 0 has written smem.counts
+    if (routes_known && !knew && last.kind != TaskKind::kNone && smem.counts.arrange_pieces > 0) {
+      // Rows are arranged by whoever claims a piece, here and in the math warps: all are here before.
+      await_sources(params, symmetric_flags(params, params.self)->arrived, smem.epoch, TaskKind::kArrange, lane);
+      if (smem.counts.arranged_later() > 0) arranger.state = Arranger::kNoPiece;
+    }
+    if (lane == 0) ptx::mbarrier_arrive(smem.queue_full_at(queue.slot));
     queue.advance();
     ++unfinished;
   } while (last.kind != TaskKind::kNone);

@@ -1,43 +1,19 @@
-// Task: dispatch - a chunk of tokens, one per math warp: quantise the row once, push it to every rank that serves it; ids and weights go to all.
+// Task: dispatch - a chunk of tokens, one per math warp: quantise the row once, push it to every rank that serves it.
 #pragma once
 
 #include "cuda/moe_kernel/roles/math_rings.cuh"
 #include "cuda/moe_kernel/roles/quantise.cuh"
-#include "cuda/moe_kernel/roles/signals.cuh"
+#include "cuda/moe_kernel/roles/send_ids.cuh"
 
 namespace monomoe::cuda {
 
-__device__ __forceinline__ bool await_drained(const Params& params, uint64_t epoch, int lane) {
-  bool ok = true;
-  for (int dst = lane; dst < params.problem.ranks; dst += 32) {
-    if (dst == params.self) continue;
-    const uint64_t* flag = &symmetric_flags(params, params.self)->drained[dst];
-    ok &= await_at_least(
-        params, [&] { return ptx::load_acquire_system(flag); }, epoch - 1, TaskKind::kDispatch, WaitFlag::kDrained,
-        static_cast<uint64_t>(dst), 0);
-  }
-  return __all_sync(0xFFFFFFFFu, ok);
-}
-
-// Ids and weights of one token to every rank, if this warp sends them; returns the mask of ranks that serve it, the same in all lanes.
-__device__ __forceinline__ uint64_t send_routes(const Params& params, int64_t token, bool sends, int lane) {
+// The mask of ranks that serve a token, the same in all lanes.
+__device__ __forceinline__ uint64_t ranks_serving(const Params& params, int64_t token, int lane) {
   const Problem& p = params.problem;
   uint32_t low = 0, high = 0;
   if (lane < p.topk) {
     const int64_t at = token * p.topk + lane;
-    int64_t id = params.wide_ids ? static_cast<const int64_t*>(params.topk_ids)[at] : static_cast<const int32_t*>(params.topk_ids)[at];
-    if (id >= p.experts) {
-      raise_error(params, DeviceErrorCode::kBadExpertId, TaskKind::kDispatch, WaitFlag::kArrived, static_cast<uint64_t>(params.self),
-                  static_cast<uint64_t>(p.experts), static_cast<uint64_t>(id), static_cast<uint64_t>(at));
-      id = -1;
-    }
-    const int32_t expert = id < 0 ? -1 : static_cast<int32_t>(id);
-    const float weight = id < 0 ? 0.0f : params.topk_weights[at];
-    const int64_t place = (static_cast<int64_t>(params.self) * p.capacity + token) * p.topk + lane;
-    for (int dst = 0; sends && dst < p.ranks; ++dst) {
-      reinterpret_cast<int32_t*>(params.peers[dst] + params.symmetric.route_ids)[place] = expert;
-      reinterpret_cast<float*>(params.peers[dst] + params.symmetric.route_weights)[place] = weight;
-    }
+    const int32_t expert = expert_of(params, own_id(params, at), at);
     if (expert >= 0) {
       const int rank = __ldg(params.serving + params.self * p.experts + expert) >> 16;
       if (rank < 32) low = 1u << rank; else high = 1u << (rank - 32);
@@ -63,6 +39,7 @@ __device__ __forceinline__ void send_codes(const Params& params, int64_t token, 
   const Problem& p = params.problem;
   if (base + lane * 8 >= p.hidden) return;
   const int64_t group = base / kBlockK + lane / 16;
+#pragma unroll 1
   for (uint64_t left = serving; left != 0; left &= left - 1) {
     const int dst = __ffsll(static_cast<long long>(left)) - 1;
     const bool own = dst == params.self;
@@ -114,7 +91,7 @@ __device__ __forceinline__ void dispatch_row(const Params& params, int64_t token
   uint4 now[kGroups], next[kGroups];
   load(now, first);
   load(next, first + kGroups * step);
-  const uint64_t serving = send_routes(params, token, part == 0, lane);
+  const uint64_t serving = ranks_serving(params, token, lane);
   if (serving == 0) return;
 #pragma unroll 1
   for (int64_t base = first; base < hidden; base += kGroups * step) {
@@ -132,7 +109,7 @@ __device__ __forceinline__ void dispatch_row(const Params& params, int64_t token
 __device__ __forceinline__ void dispatch_task(const Params& params, int64_t index, uint64_t epoch, int64_t num_tokens, int math_thread) {
   const int lane = math_thread % 32, warp = math_thread / 32;
   const auto tokens = static_cast<int>(dispatch_chunk(num_tokens));
-  await_drained(params, epoch, lane);
+  if (!await_drained(params, epoch, lane)) return;
   const int parts = max(1, kMathWarps / tokens);  // warps of a token
   const int64_t end = min_of((index + 1) * tokens, num_tokens);
   // Two groups at a time hide each other's latencies where there are many; where there are few, the shorter code is here sooner.

@@ -6,8 +6,6 @@
 
 namespace monomoe::cuda {
 
-inline constexpr int64_t kFewRoutes = 4096;
-
 // The sequence of all routes: where each source's begin in it; and what is known of each, by its number.
 struct FewRoutes {
   uint32_t first[kMaxRanks + 1];
@@ -18,6 +16,7 @@ static_assert(kMaxExperts <= INT16_MAX);
 
 // The source of a route, from one that is not later.
 __device__ __forceinline__ uint32_t source_of(const FewRoutes& few, uint32_t number, uint32_t source) {
+#pragma unroll 1
   while (number >= few.first[source + 1]) ++source;
   return source;
 }
@@ -27,10 +26,12 @@ __device__ __forceinline__ int64_t add_up_routes(const Params& params, FewRoutes
   const SymmetricFlags* flags = symmetric_flags(params, params.self);
   const auto ranks = static_cast<int>(params.problem.ranks);
   int64_t total = 0;
+#pragma unroll 1
   for (int base = 0; base < ranks; base += 32) {
     const int src = base + lane;
     const int64_t own = src < ranks ? static_cast<int64_t>(ptx::load_relaxed_system(&flags->num_tokens[src])) * params.problem.topk : 0;
     int64_t to = own;
+#pragma unroll 1
     for (int step = 1; step < 32; step *= 2) {
       const int64_t other = __shfl_up_sync(0xFFFFFFFFu, to, step);
       if (lane >= step) to += other;
@@ -44,6 +45,7 @@ __device__ __forceinline__ int64_t add_up_routes(const Params& params, FewRoutes
 
 // Each expert's counts of the warps -> places among its routes, and how many it has. One warp.
 __device__ __forceinline__ void scan_warps(const Params& params, uint32_t* counts, uint32_t* totals, int lane) {
+#pragma unroll 1
   for (int slot = lane; slot < params.num_slots; slot += 32) {
     uint32_t count[kMathWarps], before = 0;
 #pragma unroll
@@ -66,6 +68,7 @@ __device__ __forceinline__ void list_few_routes(const Params& params, FewRoutes&
   const uint32_t total = few.first[p.ranks], topk = static_cast<uint32_t>(p.topk);
   const uint32_t begin = total * warp / kMathWarps, end = total * (warp + 1) / kMathWarps;
   uint32_t* own = counts + warp * params.num_slots;
+#pragma unroll 1
   for (int slot = lane; slot < params.num_slots; slot += 32) own[slot] = 0;
   __syncwarp();
   const uint8_t* symmetric = params.peers[params.self];
@@ -108,6 +111,7 @@ __device__ __forceinline__ void list_few_routes(const Params& params, FewRoutes&
     listed = place_experts(params, totals, lane);
   }
   math_barrier();
+#pragma unroll 1
   for (int s = lane; s < params.num_slots; s += 32) own[s] += totals[s];
   __syncwarp();
   auto* routes = reinterpret_cast<Route*>(params.workspace + params.local.routes);

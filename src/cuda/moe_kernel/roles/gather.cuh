@@ -1,12 +1,14 @@
 // Role: gather - a warp of the moving warpgroup. It brings token rows: the intermediate and arranged rows by bulk copies of tiles, the
 // rows of few tokens one by one from where their source pushed them.
-// Waits on:  queue_full (claim), block_done or block_arranged (publish of other thread blocks, gpu scope), tokens_empty[stage] (math)
+// Waits on:  queue_full (claim), block_done or block_arranged (publish of other thread blocks, gpu scope), arrived (publish of all ranks, or their routes task, system scope),
+//            tokens_empty[stage] (math)
 // Signals:   tokens_full[stage] (one arrival per thread, when its copies have landed), queue_empty
 // Reads:     token rows or the intermediate    Writes: smem.tokens, smem.scales
 // Ends when: the end task is met.
 #pragma once
 
 #include "cuda/moe_kernel/roles/arranged_rows.cuh"
+#include "cuda/moe_kernel/roles/sources.cuh"
 #include "cuda/ptx/copy.cuh"
 
 namespace monomoe::cuda {
@@ -79,15 +81,34 @@ __device__ __forceinline__ void copy_tiles(SharedStorage<C>& smem, const TokenTi
   }
 }
 
+// Until the rows this task reads are written: the intermediate by GEMM1, arranged rows by the arrange tasks, the others by their sources.
+__device__ __forceinline__ void await_rows(const Params& params, const BlockTask& task, uint64_t epoch, bool& sources_here, int lane) {
+  const bool down = is_down(task);
+  if (!down && !has_many_tokens(task)) {
+    if (!sources_here) await_sources(params, symmetric_flags(params, params.self)->arrived, epoch, TaskKind::kGemm1, lane);
+    sources_here = true;
+    return;
+  }
+  if (lane == 0) {
+    const uint32_t* counter = down ? block_done(params, task.block) : block_arranged(params, task.block);
+    await_at_least(
+        params, [&] { return uint64_t{ptx::load_acquire_gpu(counter)}; }, down ? gemm1_tasks_of_block(params) : pieces_of_block(task),
+        static_cast<TaskKind>(task.kind), WaitFlag::kBlockDone, static_cast<uint64_t>(params.self), static_cast<uint64_t>(task.block));
+    ptx::fence_proxy_async();  // plain writes there, bulk copies here
+  }
+  __syncwarp();
+}
+
 template <class C>
 __device__ __forceinline__ void gather_task(const Params& params, SharedStorage<C>& smem, const BlockTask& task, RingCursor<C::kTokenStages>& stage,
-                                            uint64_t policy, int thread) {
+                                            uint64_t policy, bool& sources_here, int thread) {
   const auto [k_blocks, halves] = task_extent(params, task);
   const bool many = has_many_tokens(task), tiled = many || is_down(task);
   const bool aligned_scales = params.problem.hidden_blocks() % kUnits == 0;
   TokenTiles tiles{};
+  if (!tiled) find_rows(params, smem, task, thread);
+  await_rows(params, task, smem.epoch, sources_here, thread);
   if (tiled) tiles = token_tiles(params, task);
-  else find_rows(params, smem, task, thread);
   // Many tokens come once for each half of the weight rows, a K block at a time; few come once, four K blocks at a time.
   const int rounds = many ? halves : 1, step = many ? 1 : kUnits;
   for (int round = 0; round < rounds; ++round) {
@@ -107,27 +128,19 @@ __device__ __forceinline__ void gather_task(const Params& params, SharedStorage<
   }
 }
 
-// Until the rows this task reads are written: the intermediate by GEMM1, arranged rows by the arrange tasks.
-__device__ __forceinline__ void await_rows(const Params& params, const BlockTask& task, int lane) {
-  const bool down = is_down(task);
-  if (!down && !has_many_tokens(task)) return;
-  if (lane == 0) {
-    const uint32_t* counter = down ? block_done(params, task.block) : block_arranged(params, task.block);
-    await_at_least(
-        params, [&] { return uint64_t{ptx::load_acquire_gpu(counter)}; }, down ? gemm1_tasks_of_block(params) : pieces_of_block(task),
-        static_cast<TaskKind>(task.kind), WaitFlag::kBlockDone, static_cast<uint64_t>(params.self), static_cast<uint64_t>(task.block));
-    ptx::fence_proxy_async();  // plain writes there, bulk copies here
-  }
-  __syncwarp();
-}
-
 template <class C>
 __device__ __forceinline__ void gather_role(const Params& params, SharedStorage<C>& smem, int lane) {
   auto queue = RingCursor<kQueueSlots>::consumer();
   auto stage = RingCursor<C::kTokenStages>::producer();
   const uint64_t policy = ptx::policy_evict_normal();
+  const uint64_t* arrived = symmetric_flags(params, params.self)->arrived;
+  bool sources_here = false;
   for (;;) {
-    wait_barrier_patiently(smem.queue_full_at(queue.slot), queue.phase);
+    // While there is nothing to do it looks for the sources' rows, so that the first task need not: that look takes 2 us.
+    while (!__all_sync(0xFFFFFFFFu, ptx::mbarrier_try_wait(smem.queue_full_at(queue.slot), queue.phase))) {
+      if (sources_here) __nanosleep(40);
+      else sources_here = sources_are_here(params, arrived, smem.epoch, lane);
+    }
     const BlockTask task = smem.queue[queue.slot];
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(smem.queue_empty_at(queue.slot));
@@ -135,8 +148,7 @@ __device__ __forceinline__ void gather_role(const Params& params, SharedStorage<
     const auto kind = static_cast<TaskKind>(task.kind);
     if (kind == TaskKind::kNone) return;
     if (!is_gemm(kind)) continue;
-    await_rows(params, task, lane);
-    gather_task(params, smem, task, stage, policy, lane);
+    gather_task(params, smem, task, stage, policy, sources_here, lane);
   }
 }
 

@@ -14,15 +14,31 @@ __device__ __forceinline__ int subtile_token(int warpgroup, int m, int thread) {
   return (warpgroup + m * kMathWarpgroups) * kSubtileTokens + thread / 32 * 16 + thread % 32 / 4;
 }
 
-__device__ __forceinline__ void swiglu_half(const float (&sum)[kColumnSums], const BlockTask& task, int token, float limit, float (&h)[kHalfHidden]) {
+// Eight values a round, of two q, in a loop that stays one: all at once are 17 KB of instructions a subtile, which come from the L2 each time (1,024 tokens, NVFP4:
+// 524 us instead of 501). The sums move along, and the values take their places behind them.
+__device__ __forceinline__ void swiglu_half(float (&sum)[kColumnSums], const BlockTask& task, int token, float limit, float (&h)[kHalfHidden]) {
+  constexpr int kValues = 8, kSums = 2 * kValues;
   const bool live[2] = {token < task.count, token + 8 < task.count};
-  swiglu_all(
-      [&](int i) {
-        const int r = i / 16, q = i / 2 % 8, b = i % 2;
-        if (!live[r]) return GateUp{1.0f, 1.0f};  // what lies in rows without a token must not send the others the slow way
-        return GateUp{mul_rn(sum[8 * q + 2 * r + b], task.multiplier[0]), mul_rn(sum[8 * q + 4 + 2 * r + b], task.multiplier[1])};
-      },
-      limit, h);
+#pragma unroll 1
+  for (int round = 0; round < kColumnSums / kSums; ++round) {
+    float made[kValues];  // [q][r][b]
+    swiglu_all(
+        [&](int i) {
+          const int q = i / 4, r = i / 2 % 2, b = i % 2;
+          if (!live[r]) return GateUp{1.0f, 1.0f};  // what lies in rows without a token must not send the others the slow way
+          return GateUp{mul_rn(sum[8 * q + 2 * r + b], task.multiplier[0]), mul_rn(sum[8 * q + 4 + 2 * r + b], task.multiplier[1])};
+        },
+        limit, made);
+#pragma unroll
+    for (int i = 0; i < kColumnSums - kSums; ++i) sum[i] = sum[i + kSums];
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) sum[kColumnSums - kSums + i] = made[i];
+  }
+#pragma unroll
+  for (int i = 0; i < kHalfHidden; ++i) {
+    const int r = i / 16, q = i / 2 % 8, b = i % 2;
+    h[i] = sum[q / 2 * kSums + q % 2 * 4 + r * 2 + b];
+  }
 }
 
 // The first half's result waits in the scratch, where the same thread finds it: 128 channels are quantised together.
@@ -95,10 +111,11 @@ template <int kSubtiles>
 __device__ __forceinline__ void many_tokens_gemm1_epilogue(const Params& params, const BlockTask& task, int half, TokenSums<kSubtiles>& sums, int warpgroup) {
   const int thread = ptx::thread_index() % 128;
   const int lane = thread % 32, math_thread = warpgroup * 128 + thread;
-#pragma unroll
+  float(&sum)[kColumnSums] = sums.value[0];
+#pragma unroll 1
   for (int m = 0; m < kSubtiles; ++m) {
     float h[kHalfHidden];
-    swiglu_half(sums.value[m], task, subtile_token(warpgroup, m, thread), params.swiglu_limit, h);
+    swiglu_half(sum, task, subtile_token(warpgroup, m, thread), params.swiglu_limit, h);
     if (half == 0) {
       keep_half(params, h, m, math_thread);
     } else {
@@ -106,6 +123,8 @@ __device__ __forceinline__ void many_tokens_gemm1_epilogue(const Params& params,
       kept_half(params, first, m, math_thread);
       quantise_half_pair(params, task, first, h, subtile_token(warpgroup, m, thread), lane);
     }
+#pragma unroll
+    for (int i = 0; i < kColumnSums; ++i) sum[i] = sums.value[kSubtiles - 1][i];
   }
 }
 

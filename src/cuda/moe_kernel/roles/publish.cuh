@@ -33,7 +33,9 @@ __device__ __forceinline__ void publish_gemm2(const Params& params, const BlockT
 __device__ __forceinline__ void publish_dispatch(const Params& params, uint64_t epoch, int64_t num_tokens) {
   ptx::fence_system();
   const uint64_t done = ptx::fetch_add_relaxed_gpu(&params.state->dispatch_done, 1) + 1;
-  if (done == static_cast<uint64_t>(dispatch_chunks(num_tokens))) publish_arrived(params, epoch, num_tokens);
+  if (done != static_cast<uint64_t>(dispatch_chunks(num_tokens))) return;
+  ptx::fence_system();
+  publish_arrived(params, epoch);
 }
 
 template <class C>
@@ -48,7 +50,7 @@ __device__ __forceinline__ void publish_role(const Params& params, SharedStorage
     if (kind == TaskKind::kGemm2) publish_gemm2(params, task, lane);
     else if (lane == 0 && kind == TaskKind::kGemm1) publish_gemm1(params, task, smem.epoch);
     else if (lane == 0 && kind == TaskKind::kDispatch) publish_dispatch(params, smem.epoch, smem.num_tokens);
-    else if (lane == 0 && kind == TaskKind::kArrange) publish_arranged(params, task);
+    else if (lane == 0 && kind == TaskKind::kArrange) publish_arranged(params, task, task.index * kPiecesOfTask, kPiecesOfTask);
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(smem.queue_empty_at(queue.slot));
     queue.advance();

@@ -3,16 +3,16 @@
 
 #include "cuda/moe_kernel/roles/arranged_rows.cuh"
 #include "cuda/moe_kernel/roles/dispatch.cuh"
+#include "cuda/moe_kernel/roles/sources.cuh"
 
 namespace monomoe::cuda {
 
-__device__ __forceinline__ bool await_arrived(const Params& params, uint64_t epoch, int lane) {
-  bool ok = true;
+// Until every source's ids and weights are here. One warp.
+__device__ __forceinline__ bool await_ids(const Params& params, uint64_t epoch, int lane) {
   const SymmetricFlags* flags = symmetric_flags(params, params.self);
+  bool ok = await_sources(params, flags->ids_arrived, epoch, TaskKind::kRoutes, lane);
+#pragma unroll 1
   for (int src = lane; src < params.problem.ranks; src += 32) {
-    ok &= await_at_least(
-        params, [&] { return ptx::load_acquire_system(&flags->arrived[src]); }, epoch, TaskKind::kRoutes, WaitFlag::kArrived,
-        static_cast<uint64_t>(src), 0);
     const uint64_t tag = ptx::load_relaxed_system(&flags->layer[src]);
     if (ok && tag != params.layer_tag) {
       raise_error(params, DeviceErrorCode::kLayerMismatch, TaskKind::kRoutes, WaitFlag::kLayer, static_cast<uint64_t>(src), params.layer_tag, tag, 0);
@@ -34,10 +34,12 @@ __device__ __forceinline__ uint32_t place_experts(const Params& params, uint32_t
   auto* block_begin = reinterpret_cast<int64_t*>(params.workspace + params.local.block_begin);
   auto* infos = reinterpret_cast<BlockInfo*>(params.workspace + params.local.blocks);
   uint32_t most = 0;
+#pragma unroll 1
   for (int slot = lane; slot < params.num_slots; slot += 32) most = max(most, totals[slot]);
   most = __reduce_max_sync(0xFFFFFFFFu, most);
   const bool two = params.problem.weights != WeightFormat::kFp8 && most <= kMostOfTwoBlocks;
   int64_t rows = 0, blocks = 0;
+#pragma unroll 1
   for (int base = 0; base < params.num_slots; base += 32) {
     const int slot = base + lane;
     const int64_t count = slot < params.num_slots ? totals[slot] : 0;
@@ -45,6 +47,7 @@ __device__ __forceinline__ uint32_t place_experts(const Params& params, uint32_t
     const int64_t of_block = halved ? round_up(ceil_div(count, 2), kRowGroup) : kGpuTokenBlock;
     const int64_t own_blocks = halved ? 2 : ceil_div(count, kGpuTokenBlock), own_rows = round_up(count, kRowGroup);
     int64_t rows_to = own_rows, blocks_to = own_blocks;
+#pragma unroll 1
     for (int step = 1; step < 32; step *= 2) {
       const int64_t r = __shfl_up_sync(0xFFFFFFFFu, rows_to, step), b = __shfl_up_sync(0xFFFFFFFFu, blocks_to, step);
       if (lane >= step) {
@@ -57,6 +60,7 @@ __device__ __forceinline__ uint32_t place_experts(const Params& params, uint32_t
       expert_begin[slot] = place;
       totals[slot] = static_cast<uint32_t>(place);
       int64_t block = blocks + blocks_to - own_blocks;
+#pragma unroll 1
       for (int64_t done = 0; done < count; done += of_block, ++block) {
         infos[block] = {place + done, slot, static_cast<int32_t>(min_of(count - done, of_block))};
         *block_done(params, block) = 0;

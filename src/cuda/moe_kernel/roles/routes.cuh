@@ -93,12 +93,11 @@ struct RouteSequence {
   int tasks;
   int bits;  // of a slot, with one value to spare
 };
-__device__ __forceinline__ RouteSequence route_sequence(const Params& params) {
-  constexpr int64_t kRoutesOfTask = 1024;
+__device__ __forceinline__ int64_t all_routes(const Params& params) {
   const SymmetricFlags* flags = symmetric_flags(params, params.self);
   int64_t total = 0;
   for (int src = 0; src < params.problem.ranks; ++src) total += static_cast<int64_t>(ptx::load_relaxed_system(&flags->num_tokens[src])) * params.problem.topk;
-  return {total, static_cast<int>(max_of(2, min_of(ceil_div(total, kRoutesOfTask), kRouteTasks))), 32 - __clz(params.num_slots)};
+  return total;
 }
 
 // Counts the stretches of task `task`'s warps.
@@ -147,6 +146,11 @@ __device__ __forceinline__ bool is_last(uint64_t* counter, int tasks, uint32_t* 
   return *shared != 0;
 }
 
+__device__ __forceinline__ uint32_t tasks_of_many(const Params& params) {
+  constexpr int64_t kRoutesOfTask = 1024;
+  return static_cast<uint32_t>(max_of(2, min_of(ceil_div(all_routes(params), kRoutesOfTask), kRouteTasks)));
+}
+
 // How many tasks share the routes of this call; 1: task 0 lists them alone; 0: the rank gave up. Task 0 looks at the sources' flags and tells the
 // others, which must not look: a task without work may run late, when a source has been told that its rows are drained and has begun its next
 // call. All math threads.
@@ -156,8 +160,11 @@ __device__ __forceinline__ int plan_routes(const Params& params, int64_t index, 
   if (math_thread < 32) {
     uint32_t tasks = 0;
     if (index == 0) {
-      if (await_arrived(params, epoch, lane)) tasks = add_up_routes(params, few, lane) <= kFewRoutes ? 1 : static_cast<uint32_t>(route_sequence(params).tasks);
-      if (tasks != 0 && lane == 0) ptx::store_relaxed_gpu(&params.state->routes_planned, epoch << 8 | tasks);
+      if (await_ids(params, epoch, lane)) tasks = add_up_routes(params, few, lane) <= kFewRoutes ? 1 : tasks_of_many(params);
+      if (tasks != 0 && lane == 0) {
+        ptx::fence_gpu();
+        ptx::store_relaxed_gpu(&params.state->routes_planned, epoch << 8 | tasks);
+      }
     } else if (lane == 0) {
       const uint64_t* planned = &params.state->routes_planned;
       const bool told = await_at_least(
@@ -172,14 +179,14 @@ __device__ __forceinline__ int plan_routes(const Params& params, int64_t index, 
 }
 static_assert(kRouteTasks < 256, "the number of tasks has eight bits beside the epoch");
 
-// A part of a large call's routes. Tasks below kRouteTasks count, and the last to finish makes the counts places; the others place the routes.
-__device__ __forceinline__ void list_part(const Params& params, uint32_t* counts, uint32_t* totals, uint32_t* shared, int64_t index, uint64_t epoch,
+// A part of a large call's routes, of `tasks` twice. Tasks below kRouteTasks count, and the last to finish makes the counts places; the others place the routes.
+__device__ __forceinline__ void list_part(const Params& params, uint32_t* counts, uint32_t* totals, uint32_t* shared, int64_t index, int tasks, uint64_t epoch,
                                           int math_thread) {
   const int warp = math_thread / 32, lane = math_thread % 32;
-  RouteSequence routes = route_sequence(params);
   const bool places = index >= kRouteTasks;
   const int task = static_cast<int>(places ? index - kRouteTasks : index);
-  if (task >= routes.tasks) return;
+  if (task >= tasks) return;  // and must not look at the sources' flags
+  const RouteSequence routes{all_routes(params), tasks, 32 - __clz(params.num_slots)};
   if (!places) {
     count_routes(params, counts, routes, task, math_thread);
     if (!is_last(&params.state->counted, routes.tasks, shared, math_thread)) return;
@@ -195,10 +202,16 @@ __device__ __forceinline__ void list_part(const Params& params, uint32_t* counts
     ptx::store_relaxed_gpu(&params.state->routes_counted, epoch);
     return;
   }
-  const bool counted = await_at_least(
-      params, [&] { return ptx::load_acquire_gpu(&params.state->routes_counted); }, epoch, TaskKind::kRoutes, WaitFlag::kRoutesReady,
-      static_cast<uint64_t>(params.self), 0);
-  if (!counted) routes.total = 0;
+  // One thread waits for all: whether the counts came or the rank gave up, they do the same. A part that is not placed is not counted as placed, so that lists with
+  // holes are never published.
+  math_barrier();  // all have read what *shared told before
+  if (math_thread == 0) {
+    *shared = await_at_least(
+        params, [&] { return ptx::load_acquire_gpu(&params.state->routes_counted); }, epoch, TaskKind::kRoutes, WaitFlag::kRoutesReady,
+        static_cast<uint64_t>(params.self), 0);
+  }
+  math_barrier();
+  if (*shared == 0) return;
   place_routes(params, counts, routes, task, math_thread);
   if (!is_last(&params.state->placed, routes.tasks, shared, math_thread)) return;
   if (math_thread == 0) publish_routes(params, static_cast<uint32_t>(__ldcg(reinterpret_cast<const unsigned long long*>(&params.state->listed))), epoch);
@@ -207,13 +220,13 @@ __device__ __forceinline__ void list_part(const Params& params, uint32_t* counts
 template <class C>
 __device__ __forceinline__ void routes_task(const Params& params, SharedStorage<C>& smem, int64_t index, uint64_t epoch, int64_t num_tokens, int math_thread) {
   const int warp = math_thread / 32, lane = math_thread % 32;
-  if (index == 0 && num_tokens == 0 && warp == 0 && await_drained(params, epoch, lane) && lane == 0) publish_arrived(params, epoch, 0);
+  if (index == 0 && num_tokens == 0 && warp == 0 && await_drained(params, epoch, lane) && lane == 0) publish_arrived(params, epoch);
   auto* counts = reinterpret_cast<uint32_t*>(smem.tokens);
   uint32_t* totals = counts + kMathWarps * params.num_slots;
   uint32_t* shared = totals + params.num_slots;
   auto& few = *reinterpret_cast<FewRoutes*>(shared + 1);
   const int tasks = plan_routes(params, index, epoch, few, shared, math_thread);
-  if (tasks > 1) list_part(params, counts, totals, shared, index, epoch, math_thread);
+  if (tasks > 1) list_part(params, counts, totals, shared, index, tasks, epoch, math_thread);
   else if (tasks == 1 && index == 0) list_few_routes(params, few, counts, totals, epoch, math_thread);
   ptx::fence_proxy_async_smem();  // bulk copies write here next
 }

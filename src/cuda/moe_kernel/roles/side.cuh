@@ -1,11 +1,13 @@
-// Role: side - one warpgroup beside the math warps. Of few tokens' tasks it takes the results, of many tokens' it expands FP4 weights.
-// Waits on:  queue_full (claim), results_full[slot] (math), weights_full[slot] (weights), expanded_empty[slot] (math)
-// Signals:   results_empty[slot], written[slot], expanded_full[slot], weights_empty[slot], queue_empty
+// Role: side - one warpgroup beside the math warps. Of few tokens' tasks it takes the results, of many tokens' it expands FP4 weights. Before its first task, those of
+// some thread blocks send the ids.
+// Waits on:  drained (all peers, system scope), queue_full (claim), results_full[slot] (math), weights_full[slot] (weights), expanded_empty[slot] (math)
+// Signals:   ids_sent (gpu scope), ids_arrived (system scope), results_empty[slot], written[slot], expanded_full[slot], weights_empty[slot], queue_empty
 // Reads:     smem.results, smem.weights        Writes: smem.results as expanded tiles, the intermediate, contributions
 // Ends when: the end task is met.
 #pragma once
 
 #include "cuda/moe_kernel/roles/expand.cuh"
+#include "cuda/moe_kernel/roles/send_ids.cuh"
 
 namespace monomoe::cuda {
 
@@ -15,6 +17,7 @@ __device__ __forceinline__ void side_role(const Params& params, SharedStorage<C>
   SideRings<C> rings;
   const int thread = ptx::thread_index() % 128;  // read once: the loops would read it anew for want of registers
   const int warp = thread / 32, lane = thread % 32;
+  if (params.phase != LaunchPhase::kSecond) send_ids(params, smem.epoch, smem.num_tokens, smem.given_tickets, thread);
   for (;;) {
     wait_barrier_patiently(smem.queue_full_at(queue.slot()), queue.phase());
     const BlockTask& task = smem.queue[queue.slot()];

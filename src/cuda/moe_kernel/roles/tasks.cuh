@@ -9,13 +9,14 @@
 
 namespace monomoe::cuda {
 
-// Tokens of one dispatch task: as few as make one task a thread block; up to eight of them share out the math warps, more come one after the other.
+// Tokens of one dispatch task: as few as make one task a thread block, but for one that lists routes; up to eight of them share out the math warps. Two a warp at most: thread
+// blocks that list routes of a large call find dispatch tasks when they have done.
 __device__ __forceinline__ uint32_t dispatch_chunk(int64_t num_tokens) {
-  const auto tokens = static_cast<uint32_t>(num_tokens), blocks = gridDim.x;
+  const auto tokens = static_cast<uint32_t>(num_tokens), blocks = max(1u, gridDim.x - 1);
   for (uint32_t chunk = 1; chunk < kMathWarps; chunk *= 2) {
     if (tokens <= chunk * blocks) return chunk;
   }
-  return (tokens + blocks * kMathWarps - 1) / (blocks * kMathWarps) * kMathWarps;
+  return min((tokens + blocks * kMathWarps - 1) / (blocks * kMathWarps) * kMathWarps, 16u);
 }
 // Tokens of one combine task: the same, but no more than one a warp.
 __device__ __forceinline__ uint32_t combine_chunk(int64_t num_tokens) { return min(dispatch_chunk(num_tokens), uint32_t{kMathWarps}); }
@@ -24,6 +25,9 @@ __device__ __forceinline__ int64_t dispatch_chunks(int64_t num_tokens) { return 
 // Rows of the pieces in which a block is arranged: few, so that a piece is soon done even by one warp.
 inline constexpr int kArrangeRows = 8;
 inline constexpr int kArrangePieces = static_cast<int>(kGpuTokenBlock) / kArrangeRows;
+// Pieces of a task before the GEMMs, whose claims count and whose rows all math warps share.
+inline constexpr int kPiecesOfTask = 4;
+static_assert(kArrangePieces % kPiecesOfTask == 0);
 
 __device__ __forceinline__ bool is_gemm(TaskKind kind) { return kind == TaskKind::kGemm1 || kind == TaskKind::kGemm2; }
 
@@ -70,6 +74,9 @@ __device__ __forceinline__ void describe_block(const Params& params, int64_t blo
   task.shift[1] = down ? header->down_shift : header->up_shift;
 }
 
+// So many routes of all sources are listed by one task.
+inline constexpr int64_t kFewRoutes = 4096;
+
 // What is known before the route lists, and what they add.
 __device__ __forceinline__ TaskCounts counts_before_routes(const Params& params, int64_t num_tokens) {
   TaskCounts counts;
@@ -77,6 +84,7 @@ __device__ __forceinline__ TaskCounts counts_before_routes(const Params& params,
   counts.route_tasks = 2 * kRouteTasks;
   const uint32_t chunk = combine_chunk(num_tokens);
   counts.combine_chunks = divide(num_tokens + chunk - 1, chunk);
+  counts.routes_first = num_tokens * params.problem.topk > kFewRoutes;
   counts.gemm1_tiles = params.problem.intermediate_blocks();
   counts.gemm2_tiles = gemm2_tiles(params.problem.hidden);
   return counts;
@@ -85,12 +93,13 @@ __device__ __forceinline__ TaskCounts counts_before_routes(const Params& params,
 __device__ __forceinline__ void add_blocks(const Params& params, TaskCounts& counts, uint64_t listed) {
   counts.blocks = static_cast<uint32_t>(listed) >> 1;
   counts.arrange_pieces = (listed & 1) != 0 ? kArrangePieces : 0;
+  counts.arrange_tasks = counts.arrange_pieces / kPiecesOfTask;
   counts.arrange_ahead = min_of(kArrangedFirst, params.local.window);
 }
 
 // Tickets that need no counter: a thread block's first task is the one of its number, if that is known before the route lists are.
-__device__ __forceinline__ int64_t given_tickets(const Params& params, const TaskCounts& counts) {
-  return params.phase == LaunchPhase::kSecond ? 0 : min_of(gridDim.x, counts.before_gemms());
+__device__ __forceinline__ uint32_t given_tickets(const Params& params, const TaskCounts& counts) {
+  return params.phase == LaunchPhase::kSecond ? 0 : static_cast<uint32_t>(min_of(gridDim.x, counts.before_gemms()));
 }
 
 __device__ __forceinline__ void put_task(const Params& params, const TaskCounts& counts, const Task& claimed, BlockTask& task) {
@@ -104,8 +113,8 @@ __device__ __forceinline__ void put_task(const Params& params, const TaskCounts&
 template <class C>
 __device__ __forceinline__ void give_first_task(const Params& params, SharedStorage<C>& smem) {
   const TaskCounts counts = counts_before_routes(params, smem.num_tokens);
-  smem.first_given = blockIdx.x < given_tickets(params, counts);
-  if (!smem.first_given) return;
+  smem.given_tickets = given_tickets(params, counts);
+  if (blockIdx.x >= smem.given_tickets) return;
   put_task(params, counts, task_at(counts, blockIdx.x), smem.queue[0]);
   ptx::mbarrier_arrive(smem.queue_full_at(0));
 }

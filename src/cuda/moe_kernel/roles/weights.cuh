@@ -2,7 +2,8 @@
 // Waits on:  queue_full (claim), weights_empty[slot] (math, or side)
 // Signals:   weights_full[slot] (bytes), queue_empty
 // Reads:     packed weights                    Writes: smem.weights
-// Ends when: the end task is met. Weights do not depend on tokens, so they stream before the tokens of their task are there.
+// Ends when: the end task is met. Weights do not depend on tokens, so they stream before the tokens of their task are there
+//            (but a call's first tasks are not claimed before all rows are here, if rows are arranged).
 #pragma once
 
 #include "cuda/moe_kernel/roles/tasks.cuh"
@@ -31,25 +32,11 @@ __device__ __forceinline__ void stream_weights(const Params& params, SharedStora
   }
 }
 
-// Until the route lists are known memory would idle. Where nearly every expert will have tokens, the tile that this thread block would get if all had
-// begins to move into the L2. A hint: wrong guesses cost a little bandwidth while nothing else needs it.
-template <class C>
-__device__ __forceinline__ void prefetch_first_tile(const Params& params, int64_t num_tokens) {
-  constexpr int64_t kBytes = 256 * 1024;  // of each thread block: well below the L2 in sum
-  const Problem& p = params.problem;
-  const int64_t tiles = p.intermediate_blocks(), slot = blockIdx.x / tiles;
-  if (slot >= params.num_slots || num_tokens * p.ranks * p.topk < 3 * p.experts) return;
-  const int64_t tile_bytes = 2 * params.experts.gate_up_k_blocks * C::kHalfBytes;
-  const uint8_t* tile = params.packed_experts + slot * params.experts.bytes + params.experts.gate_up_half(2 * (blockIdx.x % tiles), 0);
-  for (int64_t at = 0; at < min_of(kBytes, tile_bytes); at += 2 * C::kHalfBytes) ptx::prefetch_l2(tile + at, 2 * C::kHalfBytes);
-}
-
 template <class C>
 __device__ __forceinline__ void weights_role(const Params& params, SharedStorage<C>& smem) {
   auto queue = RingCursor<kQueueSlots>::consumer();
   auto slot = RingCursor<C::kWeightSlots>::producer();
   const uint64_t once = ptx::policy_evict_first(), again = ptx::policy_evict_normal();
-  prefetch_first_tile<C>(params, smem.num_tokens);
   for (;;) {
     wait_barrier_patiently(smem.queue_full_at(queue.slot), queue.phase);
     const BlockTask task = smem.queue[queue.slot];
