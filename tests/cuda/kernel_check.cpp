@@ -119,7 +119,6 @@ struct CaseRun {
 
   void prepare_gpu() {
     int64_t first = 0;
-    symmetric = must(cuda::DeviceMemory::make(std::vector<int>(problem.ranks, 0), symmetric_layout(problem)));
     for (int32_t r = 0; r < problem.ranks; ++r) {
       rank_weights.push_back(must(cuda::RankWeights::make(problem, weights->placement(), r)));
       for (int32_t s = 0; s < rank_weights[r].num_slots(); ++s) must(rank_weights[r].upload(s, weights->slot_data(r, s)));
@@ -131,8 +130,10 @@ struct CaseRun {
     }
   }
 
+  // Symmetric memory too: a workspace counts its calls from 1, and flags that another one left there would end its waits at once.
   void make_workspaces(cuda::LaunchVariant variant) {
     workspaces.clear();
+    symmetric = must(cuda::DeviceMemory::make(std::vector<int>(problem.ranks, 0), symmetric_layout(problem)));
     for (int32_t r = 0; r < problem.ranks; ++r) workspaces.push_back(must(cuda::RankWorkspace::make(problem, weights->placement().max_slots(), variant)));
   }
 
