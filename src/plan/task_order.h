@@ -3,7 +3,7 @@
 //
 //   dispatch chunks | route lists | GEMM1 tiles | GEMM2 tiles | combine chunks
 //
-// A GPU sends ids apart from rows, by workers that have a first task and before it, so that route lists do not wait for dispatch: those of a large call come first.
+// A GPU sends ids apart from rows, by workers that have a first task and beside it, so that route lists do not wait for dispatch: those of a large call come first.
 //
 // A GPU that arranges token rows before it multiplies them has tasks for the first blocks' pieces, before the GEMM1 tiles. The others' pieces are claimed
 // from a counter of their own, in the order of the blocks, by whoever waits for something else; their memory is a ring of blocks, and a piece may

@@ -24,6 +24,7 @@ __device__ __forceinline__ void init_shared_storage(const Params& params, Shared
     give_first_task(params, smem);
   } else if (threadIdx.x == 32) {
     smem.traced = 0;
+    smem.rows_missing = false;
     smem.table_key[0] = smem.table_key[1] = INT32_MIN;
     smem.epoch = params.state->epoch + 1;
   } else if (threadIdx.x >= 64 && threadIdx.x < 96) {

@@ -41,7 +41,6 @@ struct DeviceState {
   uint64_t gemm1_done;
   uint64_t next_piece;    // of the rows that are arranged while GEMMs run
   uint64_t blocks_left;   // thread blocks that have ended this call
-  uint64_t failed;        // this call ended by a record
 };
 
 // What went wrong first, in host-mapped memory of the rank. code 0: nothing.

@@ -99,6 +99,7 @@ struct alignas(1024) SharedStorage {
   uint64_t epoch;       // of this call
   int64_t num_tokens;
   int32_t traced;       // events of this thread block so far
+  bool rows_missing;    // a dispatch task of this thread block gave up: its rows must not be announced
   uint32_t given_tickets;  // of the rank: a thread block with a lower number began with a task in its queue
   uint64_t weights_full[C::kWeightSlots], weights_empty[C::kWeightSlots];
   uint64_t tokens_full[C::kTokenStages], tokens_empty[C::kTokenStages];

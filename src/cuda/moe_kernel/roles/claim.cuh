@@ -42,6 +42,7 @@ __device__ __forceinline__ void take_piece(const Params& params, SharedStorage<C
     }
   }
   arranger.state = __shfl_sync(0xFFFFFFFFu, state, 0);
+  __syncwarp();  // lane 0 has written smem.piece
   arranger.row = static_cast<int>(smem.piece.index) * kArrangeRows;
   arranger.end = min(arranger.row + kArrangeRows, smem.piece.count);
 }

@@ -1,4 +1,4 @@
-// Task: dispatch - a chunk of tokens, one per math warp: quantise the row once, push it to every rank that serves it.
+// Task: dispatch - a chunk of tokens, several math warps each, or one for one or two: quantise the row once, push it to every rank that serves it.
 #pragma once
 
 #include "cuda/moe_kernel/roles/math_rings.cuh"
@@ -106,10 +106,13 @@ __device__ __forceinline__ void dispatch_row(const Params& params, int64_t token
   }
 }
 
-__device__ __forceinline__ void dispatch_task(const Params& params, int64_t index, uint64_t epoch, int64_t num_tokens, int math_thread) {
+__device__ __forceinline__ void dispatch_task(const Params& params, int64_t index, uint64_t epoch, int64_t num_tokens, bool& rows_missing, int math_thread) {
   const int lane = math_thread % 32, warp = math_thread / 32;
   const auto tokens = static_cast<int>(dispatch_chunk(num_tokens));
-  if (!await_drained(params, epoch, lane)) return;
+  if (!await_drained(params, epoch, lane)) {
+    rows_missing = true;
+    return;
+  }
   const int parts = max(1, kMathWarps / tokens);  // warps of a token
   const int64_t end = min_of((index + 1) * tokens, num_tokens);
   // Two groups at a time hide each other's latencies where there are many; where there are few, the shorter code is here sooner.

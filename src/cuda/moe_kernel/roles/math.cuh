@@ -79,7 +79,7 @@ __device__ __forceinline__ void math_role(const Params& params, SharedStorage<C>
     const int math_thread = ptx::thread_index() - 128;
     trace_time(params, smem, TraceTime::kTaken);
     switch (static_cast<TaskKind>(task.kind)) {
-      case TaskKind::kDispatch: dispatch_task(params, task.index, smem.epoch, smem.num_tokens, math_thread); break;
+      case TaskKind::kDispatch: dispatch_task(params, task.index, smem.epoch, smem.num_tokens, smem.rows_missing, math_thread); break;
       case TaskKind::kRoutes: routes_task(params, smem, task.index, smem.epoch, smem.num_tokens, math_thread); break;
       case TaskKind::kArrange: arrange_task(params, task, math_thread); break;
       case TaskKind::kGemm1:

@@ -1,4 +1,4 @@
-// What both ways to build the route lists share: waiting for the sources, and the experts' places and blocks.
+// What both ways to build the route lists share: waiting for the sources' ids, and the experts' places and blocks.
 #pragma once
 
 #include "cuda/moe_kernel/roles/arranged_rows.cuh"

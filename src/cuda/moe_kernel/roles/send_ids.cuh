@@ -45,9 +45,8 @@ __device__ __forceinline__ void send_route(const Params& params, int64_t at, int
   }
 }
 
-// All of them, ahead of the rows: the side warps of as many thread blocks as have enough to do. Whoever is last tells the ranks. blocks: those that have a first task,
-// without which no call goes on anyway; the last of them have no tokens to quantise, or are the last to have some. A rank that gave up writes nothing: its peers
-// may still read what they have.
+// All of them, ahead of the rows: the side warps of as many thread blocks as have enough to do. Whoever is last tells the ranks. blocks: those that have a first task;
+// the last of them have no tokens to quantise in a small call. A rank that gave up sends no ids: its peers may still read what they have.
 __device__ __forceinline__ void send_ids(const Params& params, uint64_t epoch, int64_t num_tokens, uint32_t blocks, int thread) {
   constexpr uint32_t kRoutesOfBlock = 2048;
   constexpr int kBatch = 4;  // loads of a thread under way
@@ -72,6 +71,7 @@ __device__ __forceinline__ void send_ids(const Params& params, uint64_t epoch, i
       if (at < routes) send_route(params, at, expert_of(params, id[n], at), weight[n]);
     }
   }
+  __syncwarp();
   if (!ptx::named_barrier_and(kSideBarrier, kSideThreads, drained) || thread != 0) return;
   if (senders > 1) {
     ptx::fence_system();

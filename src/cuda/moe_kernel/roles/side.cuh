@@ -2,7 +2,8 @@
 // some thread blocks send the ids.
 // Waits on:  drained (all peers, system scope), queue_full (claim), results_full[slot] (math), weights_full[slot] (weights), expanded_empty[slot] (math)
 // Signals:   ids_sent (gpu scope), ids_arrived (system scope), results_empty[slot], written[slot], expanded_full[slot], weights_empty[slot], queue_empty
-// Reads:     smem.results, smem.weights        Writes: smem.results as expanded tiles, the intermediate, contributions
+// Reads:     ids and weights of the call, smem.results, smem.weights
+// Writes:    ids, weights and numbers of tokens on all ranks, smem.results as expanded tiles, the intermediate, contributions
 // Ends when: the end task is met.
 #pragma once
 

@@ -25,7 +25,7 @@ __device__ __forceinline__ void publish_ids(const Params& params, uint64_t epoch
   for (int dst = 0; dst < params.problem.ranks; ++dst) ptx::store_relaxed_system(&symmetric_flags(params, dst)->ids_arrived[params.self], epoch);
 }
 
-// The rows that it sends are written, and a fence for the system lies behind them.
+// The rows that it sends, if it has any, are written, and a fence for the system lies behind them.
 __device__ __forceinline__ void publish_arrived(const Params& params, uint64_t epoch) {
 #pragma unroll 1
   for (int dst = 0; dst < params.problem.ranks; ++dst) ptx::store_relaxed_system(&symmetric_flags(params, dst)->arrived[params.self], epoch);

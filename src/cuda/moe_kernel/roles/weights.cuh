@@ -3,7 +3,7 @@
 // Signals:   weights_full[slot] (bytes), queue_empty
 // Reads:     packed weights                    Writes: smem.weights
 // Ends when: the end task is met. Weights do not depend on tokens, so they stream before the tokens of their task are there
-//            (but a call's first tasks are not claimed before all rows are here, if rows are arranged).
+//            (but a thread block's first GEMM task comes with all rows, if rows are arranged).
 #pragma once
 
 #include "cuda/moe_kernel/roles/tasks.cuh"
