@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 
 #include "command.hpp"
@@ -37,13 +38,21 @@ std::string summary_text(const Json& matrices) {
   return fmt::format("  {:<14} {}, of these {} exact; worst relative error of a weight {:.3g}\n", "matrices", matrices.size(), exact, worst);
 }
 
+// Its weights were converted when it was packed: there are no matrices to list.
+bool is_packed(const Json& layer) { return layer.value("packed", false); }
+
+std::string matrices_text(const Json& layer, const Json& matrices, bool costs) {
+  if (is_packed(layer)) return fmt::format("  {:<14} packed; what converting them cost is told by `inspect --costs` of the checkpoint they were packed from\n", "matrices");
+  return costs ? summary_text(matrices) : fmt::format("  {:<14} {}\n", "matrices", layer.value("num_matrices", int64_t{0}));
+}
+
 std::string layer_text(const Json& layer, const InspectOptions& options) {
   const Json matrices = layer.value("matrices", Json::array());
   std::string text = fmt::format("layer {}\n", inline_text(layer.value("layer", Json())));
   for (const auto& [key, value] : layer.items())
     if (key != "layer" && key != "matrices" && key != "num_matrices" && !says_nothing(value))
       text += fmt::format("  {:<14} {}\n", key, inline_text(value));
-  text += options.costs ? summary_text(matrices) : fmt::format("  {:<14} {}\n", "matrices", layer.value("num_matrices", int64_t{0}));
+  text += matrices_text(layer, matrices, options.costs);
   if (options.layer >= 0)
     for (const Json& matrix : matrices) text += matrix_text(matrix);
   return text;
@@ -61,9 +70,11 @@ ExitCode inspect(const InspectOptions& options) {
   Json rest = report;
   rest.erase("layers");
   std::string text = fields_text(rest, 0);
-  for (const Json& layer : report.value("layers", Json::array())) text += layer_text(layer, options);
-  if (!options.costs) text += "weights were not read: --costs tells what converting them costs, `monomoe verify` whether their values are sound\n";
-  if (options.layer < 0) text += "each matrix: add --layer L\n";
+  const Json layers = report.value("layers", Json::array());
+  for (const Json& layer : layers) text += layer_text(layer, options);
+  const bool all_packed = std::ranges::all_of(layers, is_packed);
+  if (!options.costs && !all_packed) text += "weights were not read: --costs tells what converting them costs, `monomoe verify` whether their values are sound\n";
+  if (options.layer < 0 && !all_packed) text += "each matrix: add --layer L\n";
   print(text);
   return ExitCode::kOk;
 }

@@ -100,7 +100,7 @@ std::string report_text(const Json& report) {
   if (report.contains("against_cpu")) line("against the CPU", "against_cpu");
   if (report.contains("bitwise")) text += fmt::format("{:<22}{}\n", "bits of the contract", bitwise_text(report["bitwise"]));
   line("exact dequantisation", "exact_dequantisation");  // for information: not part of the verdict
-  line("times", "times");
+  line("times, s", "times");
   return text;
 }
 

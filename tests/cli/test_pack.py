@@ -249,6 +249,11 @@ class Packed(PackTest):
             layer = json.loads(self.good("inspect", out, "--json"))["layers"][0]
             self.assertTrue(layer["usable"] and layer["packed"])
             self.assertEqual(layer["format"], weights)
+            for more in ((), ("--costs",)):  # nothing is left to convert, so nothing is told of it
+                text = self.good("inspect", out, *more)
+                self.assertIn("matrices       packed; what converting them cost", text)
+                self.assertNotIn("worst relative error", text)
+                self.assertNotIn("add --layer", text)
             self.assertIn(f"{weights} weights", self.good("plan", out, "--ranks", 2))
             self.refused(USAGE, "pack", out, self.folder / "again", "--to", "nvfp4", says=("packed already",))
 
