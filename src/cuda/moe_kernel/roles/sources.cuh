@@ -18,7 +18,7 @@ __device__ __forceinline__ bool sources_are_here(const Params& params, const uin
 
 // Until it is so; what this rank itself sends has no clock if there are others, so that the record names whom it waits for. False: the rank gave up.
 __device__ __forceinline__ bool await_sources(const Params& params, const uint64_t* flags, uint64_t epoch, TaskKind task, int lane) {
-  const int without_clock = params.problem.ranks > 1 ? params.self : -1;
+  const int without_clock = params.problem.ranks > 1 ? params.self : -1;  // as a wait for another task of this rank (waits.cuh)
   bool ok = true;
 #pragma unroll 1
   for (int src = lane; src < params.problem.ranks; src += 32) {

@@ -16,7 +16,7 @@ __device__ __forceinline__ uint32_t dispatch_chunk(int64_t num_tokens) {
   for (uint32_t chunk = 1; chunk < kMathWarps; chunk *= 2) {
     if (tokens <= chunk * blocks) return chunk;
   }
-  return min((tokens + blocks * kMathWarps - 1) / (blocks * kMathWarps) * kMathWarps, 16u);
+  return min((tokens + blocks * kMathWarps - 1) / (blocks * kMathWarps) * kMathWarps, uint32_t{2 * kMathWarps});
 }
 // Tokens of one combine task: the same, but no more than one a warp.
 __device__ __forceinline__ uint32_t combine_chunk(int64_t num_tokens) { return min(dispatch_chunk(num_tokens), uint32_t{kMathWarps}); }
