@@ -48,6 +48,8 @@ struct RingCount {
   MONOMOE_HD constexpr uint32_t slot() const { return count % kStages; }
   MONOMOE_HD constexpr uint32_t phase() const { return count / kStages & 1; }
   MONOMOE_HD constexpr void advance() { ++count; }
+  MONOMOE_HD constexpr void skip(uint32_t uses) { count += uses; }
+  MONOMOE_HD constexpr RingCursor<kStages> cursor() const { return {slot(), phase()}; }
 };
 
 }  // namespace monomoe

@@ -30,8 +30,8 @@ __device__ __forceinline__ void init_shared_storage(const Params& params, Shared
   } else if (threadIdx.x >= 64 && threadIdx.x < 96) {
     if (i < C::kWeightSlots) {
       ptx::mbarrier_init(smem.weights_full_at(i), 1);
-      // FP4: the four warps that expand the slot. FP8: all math warps, or the four of one warpgroup with two arrivals each.
-      ptx::mbarrier_init(smem.weights_empty_at(i), C::is_fp8 ? kMathWarps : kMathWarps / kMathWarpgroups);
+      // All math warps, or four that arrive twice: those of one warpgroup, or the side warps.
+      ptx::mbarrier_init(smem.weights_empty_at(i), kMathWarps);
     }
   } else if (threadIdx.x >= 96 && threadIdx.x < 128) {
     if (i < C::kTokenStages) {

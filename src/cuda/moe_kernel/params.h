@@ -24,8 +24,10 @@ inline constexpr int kRouteTasks = 32;
 // The workspace as this backend lays it out.
 inline WorkspaceLayout gpu_workspace_layout(const Problem& p, int64_t slots) { return workspace_layout(p, slots, kGpuTokenBlock, kArrangeWindow, kRouteTasks * 8); }
 
-// SwiGLU of 256 tokens and 64 channels in fp32.
-inline constexpr int64_t kScratchBytes = kGpuTokenBlock * 64 * 4;
+// SwiGLU of 64 channels in fp32: of 256 tokens, which the math warps keep, and of 128, which the side warps keep.
+inline constexpr int64_t kManyScratchBytes = kGpuTokenBlock * 64 * 4;
+inline constexpr int64_t kMiddleScratchBytes = kGpuTokenBlock / 2 * 64 * 4;
+inline constexpr int64_t kScratchBytes = kManyScratchBytes + kMiddleScratchBytes;  // of a thread block
 
 // Counters of one rank that outlive a launch: the last block to leave prepares the next one, so no host work lies between.
 struct DeviceState {
@@ -36,7 +38,7 @@ struct DeviceState {
   uint64_t counted, placed;  // routes tasks that have counted, placed
   uint64_t routes_planned;   // epoch << 8 | number of routes tasks that have work
   uint64_t routes_counted;   // epoch
-  uint64_t routes_ready;     // low half of the epoch << 32 | blocks << 1 | whether any block has its rows arranged
+  uint64_t routes_ready;     // low half of the epoch << 32 | blocks << 2 | whether a block has more than kMiddleTokens << 1 | whether one has its rows arranged
   uint64_t listed;           // the low half of that word, until the routes are placed
   uint64_t gemm1_done;
   uint64_t next_piece;    // of the rows that are arranged while GEMMs run

@@ -22,20 +22,19 @@ inline constexpr int kThreads = 128 + kMathThreads + kSideThreads;
 // Warps of the moving warpgroup.
 enum MoveWarp : int { kClaimWarp = 0, kWeightsWarp = 1, kGatherWarp = 2, kPublishWarp = 3 };
 
-// Up to kFewTokens tokens the weights are WGMMA's M operand, beyond it the tokens are.
-inline constexpr int kFewTokens = 64;
+inline constexpr int kFewTokens = 64, kMiddleTokens = 128;
 inline constexpr int kSubtileTokens = 64;
 inline constexpr int kQueueSlots = 4;  // of which math holds one while it works, and side and publish perhaps the one before
 inline constexpr uint32_t kSharedLimit = 232448;  // what one thread block may have on sm_90
 
-// A stage of tokens holds four units of [64 rows x 128 B]: four K blocks of few tokens, or one K block of up to 256 tokens.
+// A stage of tokens holds four units of [64 rows x 128 B]: four K blocks of few tokens, two of up to 128, or one of up to 256.
 inline constexpr int kUnits = 4;
 inline constexpr int kUnitBytes = kSubtileTokens * kBlockK;
 static_assert(kUnits * kSubtileTokens == kGpuTokenBlock);
 // Of few tokens, a token's scales of the four K blocks lie side by side, as they do where its row is.
 inline constexpr uint32_t kTokenScaleBytes = kUnits * sizeof(float);
 
-// A slot of results holds tokens of a tile with their 256 rows: eight of GEMM1 in fp32, or sixteen of GEMM2 in bf16.
+// A slot of results holds tokens of a tile with their 256 rows: eight of GEMM1 in fp32, or sixteen of GEMM2 in bf16; or twice as many with a half's 128 rows.
 inline constexpr int kGemm1ResultTokens = 8, kGemm2ResultTokens = 16;
 inline constexpr int kResultSlotBytes = kGemm1ResultTokens * static_cast<int>(kTileRows) * 4;
 static_assert(kResultSlotBytes == kGemm2ResultTokens * kTileRows * 2);
@@ -57,6 +56,12 @@ struct Config {
   static constexpr int kResultSlots = kIsFp8 ? 3 : kExpandedSlots * static_cast<int>(kFp8HalfBytes) / kResultSlotBytes;
 };
 
+// How a block of tokens is multiplied.
+//   kFew     up to kFewTokens: weights are WGMMA's M operand, a warpgroup has a half of the tile
+//   kMiddle  up to kMiddleTokens. FP4: weights are M, a warpgroup has a block of 64 rows of one half after the other. FP8: as kMany, two K blocks at a time
+//   kMany    tokens are M, one half after the other
+enum class BlockForm : int32_t { kFew, kMiddle, kMany };
+
 // A claimed task as the roles need it.
 struct BlockTask {
   int32_t kind;         // TaskKind
@@ -69,6 +74,7 @@ struct BlockTask {
   const uint8_t* expert;  // packed
   float multiplier[2];  // of gate and up rows, or both of down
   int32_t shift[2];
+  BlockForm form;       // GEMMs
 };
 
 // Scale byte -> eight e4m3 magnitudes, for gate and for up rows.
@@ -96,6 +102,7 @@ struct alignas(1024) SharedStorage {
   BlockTask queue[kQueueSlots];
   BlockTask piece;      // what the claiming warp arranges
   TaskCounts counts;    // the claiming warp's: it has few registers
+  bool any_many;        // the same: whether a block has more than kMiddleTokens
   uint64_t epoch;       // of this call
   int64_t num_tokens;
   int32_t traced;       // events of this thread block so far

@@ -66,6 +66,13 @@ __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+// True in one lane of a whole warp.
+__device__ __forceinline__ bool elected() {
+  uint32_t is;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xFFFFFFFF; selp.u32 %0, 1, 0, p;}" : "=r"(is));
+  return is != 0;
+}
+
 // threadIdx.x, read anew: what is computed from it is not kept in registers across whatever lies between two calls.
 __device__ __forceinline__ int thread_index() {
   int index;

@@ -37,21 +37,27 @@ __device__ __forceinline__ bool memory_is_free(const Params& params, int64_t blo
   return true;
 }
 
-// Tells gather that `pieces` of a block from `first` on are there, after all who wrote them.
-__device__ __forceinline__ void publish_arranged(const Params& params, const BlockTask& task, int64_t first, int64_t pieces) {
-  if (!has_many_tokens(task)) return;
-  const int64_t with_rows = min_of(pieces, static_cast<int64_t>(pieces_of_block(task)) - first);
-  if (with_rows <= 0) return;
+// Tells gather that so many pieces of a block are there, after all who wrote them.
+__device__ __forceinline__ void publish_arranged(const Params& params, const BlockTask& task, uint32_t pieces) {
   ptx::fence_gpu();
-  ptx::add_relaxed_gpu(block_arranged(params, task.block), static_cast<uint32_t>(with_rows));
+  ptx::add_relaxed_gpu(block_arranged(params, task.block), pieces);
 }
+
+// Pieces of an arrange task before the GEMMs: every kArrangeTasks-th from task.index on, so that a block's tasks have even shares whatever its tokens.
+__device__ __forceinline__ uint32_t pieces_of_task(const BlockTask& task) {
+  const auto all = static_cast<uint32_t>(pieces_of_block(task));
+  return (all - static_cast<uint32_t>(task.index) + kArrangeTasks - 1) / kArrangeTasks;
+}
+static_assert(kArrangeTasks * kArrangeRows <= kFewTokens, "a block that is arranged has a piece for each of its tasks");
 
 // Before the first GEMM: memory that nobody has used, and all math warps.
 __device__ __forceinline__ void arrange_task(const Params& params, const BlockTask& task, int math_thread) {
-  constexpr int kRows = kPiecesOfTask * kArrangeRows;
-  const int begin = static_cast<int>(task.index) * kRows, warp = math_thread / 32, lane = math_thread % 32;
-  if (!has_many_tokens(task)) return;
-  for (int row = begin + warp; row < min(begin + kRows, task.count); row += kMathWarps) arrange_row<8>(params, task, token_row(params, task.route_begin + row), row, lane);
+  static_assert(kArrangeRows == kMathWarps, "a row a warp");
+  const int warp = math_thread / 32, lane = math_thread % 32;
+  if (!is_arranged(task)) return;
+  for (int row = static_cast<int>(task.index) * kArrangeRows + warp; row < task.count; row += kArrangeTasks * kArrangeRows) {
+    arrange_row<8>(params, task, token_row(params, task.route_begin + row), row, lane);
+  }
 }
 
 }  // namespace monomoe::cuda

@@ -36,8 +36,8 @@ __device__ __forceinline__ void take_piece(const Params& params, SharedStorage<C
   if (lane == 0) {
     const auto number = static_cast<int64_t>(ptx::fetch_add_relaxed_gpu(&params.state->next_piece, 1));
     if (number < smem.counts.arranged_later()) {
-      put_task(params, smem.counts, later_piece(smem.counts, number), smem.piece);
-      const bool empty = !has_many_tokens(smem.piece) || smem.piece.index * kArrangeRows >= smem.piece.count;
+      put_task(params, smem.counts, smem.any_many, later_piece(smem.counts, number), smem.piece);
+      const bool empty = !is_arranged(smem.piece) || smem.piece.index * kArrangeRows >= smem.piece.count;
       state = empty ? Arranger::kNoPiece : Arranger::kNoMemory;
     }
   }
@@ -64,7 +64,7 @@ __device__ __forceinline__ void arrange_some(const Params& params, SharedStorage
   if (++arranger.row < arranger.end) return;
   arranger.state = Arranger::kNoPiece;
   __syncwarp();
-  if (lane == 0) publish_arranged(params, smem.piece, smem.piece.index, 1);
+  if (lane == 0) publish_arranged(params, smem.piece, 1);
 }
 
 // What lane 0 claims and puts into the queue.
@@ -83,10 +83,11 @@ __device__ __forceinline__ Claimed claim(const Params& params, SharedStorage<C>&
     more = await_routes(params, smem.epoch, listed);
     routes_known = true;
     if (more) add_blocks(params, counts, listed);
+    smem.any_many = has_many_blocks(listed);
   }
   Task task = more ? task_at(counts, ticket) : Task{};
   if (!is_of_this_launch(params, task.kind)) task = {};
-  put_task(params, counts, task, place);
+  put_task(params, counts, smem.any_many, task, place);
   return {task.kind, static_cast<int32_t>(task.block)};
 }
 

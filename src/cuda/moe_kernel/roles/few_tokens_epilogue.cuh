@@ -9,9 +9,6 @@ namespace monomoe::cuda {
 // Slot by slot of kSlotTokens, as far as there are tokens. write(slot address, first token) writes this thread's part.
 template <int kTokens, int kSlotTokens, class C, class Write>
 __device__ __forceinline__ void hand_over(SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings, int lane, const Write& write) {
-  // FP4 expands weights of many tokens in the same bytes: the other warpgroup may still multiply the last of them.
-  if (!rings.few_last) math_barrier();
-  rings.few_last = true;
 #pragma unroll
   for (int first = 0; first < kTokens; first += kSlotTokens) {
     if (first >= task.count) break;
@@ -22,19 +19,27 @@ __device__ __forceinline__ void hand_over(SharedStorage<C>& smem, const BlockTas
     if (lane == 0) ptx::mbarrier_arrive(smem.results_full_at(slot));
     rings.results.advance();
   }
-  rings.template release<kWeightArrivals<C>>(lane);
 }
 
 // Where gate and up of a channel lie in a slot of GEMM1. What 16 lanes write at once and what 8 lanes read at once lies in different banks.
+template <int kRows = kTileRows>
 __device__ __forceinline__ uint32_t gate_up_place(int token, int channel) {
   const int unit = channel ^ (token / 2 & 3) << 2 ^ (channel >> 5 & 1) << 1 ^ (channel >> 6 & 1) << 3;
-  return static_cast<uint32_t>(token * (kTileRows * 4) + unit * 8);
+  return static_cast<uint32_t>(token * (kRows * 4) + unit * 8);
+}
+
+// Before few tokens' results are handed over. FP4 expands weights of many tokens in the same bytes: the other warpgroup may still multiply the last of them.
+template <class C>
+__device__ __forceinline__ void begin_few_results(MathRings<C>& rings) {
+  if (rings.last == MathRings<C>::Last::kMany) math_barrier();
+  rings.last = MathRings<C>::Last::kFew;
 }
 
 template <class C, int kTokens>
 __device__ __forceinline__ void few_tokens_gemm1_epilogue(SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings, Sums<kTokens>& sums, int warpgroup) {
   const int thread = ptx::thread_index() % 128, lane = thread % 32, g = lane / 4, t = lane % 4;
   const int channel = 64 * warpgroup + thread / 32 * 8 + g;
+  begin_few_results(rings);
   hand_over<kTokens, kGemm1ResultTokens>(smem, task, rings, lane, [&](uint32_t slot, int first) {
 #pragma unroll
     for (int m = 0; m < kRowBlocks; ++m) {
@@ -44,14 +49,16 @@ __device__ __forceinline__ void few_tokens_gemm1_epilogue(SharedStorage<C>& smem
       ptx::store_shared_8(place + kTileRows * 4, s[1], s[3]);
     }
   });
+  rings.template release<kWeightArrivals>(lane);
 }
 
 // Eight tokens of this thread's rows into the slot, transposed to [token][row]; 16-byte chunks swizzled by token.
+template <int kRows = kTileRows>
 __device__ __forceinline__ void stage_eight_tokens(uint32_t slot, int row, const float* s, float multiplier, int lane) {
   const uint32_t first = ptx::encode_bf16_pair(mul_rn(s[0], multiplier), mul_rn(s[1], multiplier));
   const uint32_t second = ptx::encode_bf16_pair(mul_rn(s[2], multiplier), mul_rn(s[3], multiplier));
   const int token = lane % 8, chunk = row / 8 + (lane / 8) % 2;
-  ptx::store_matrices_transposed(slot + token * (kTileRows * 2) + ((chunk ^ token) << 4), first, second);
+  ptx::store_matrices_transposed(slot + token * (kRows * 2) + ((chunk ^ token) << 4), first, second);
 }
 
 template <class C, int kTokens>
@@ -60,6 +67,7 @@ __device__ __forceinline__ void few_tokens_gemm2_epilogue(const Params& params, 
   const int thread = ptx::thread_index() % 128, lane = thread % 32;
   const bool has_rows = warpgroup < task_extent(params, task).halves;
   const int row = kHalfRows * warpgroup + 16 * (thread / 32);
+  begin_few_results(rings);
   hand_over<kTokens, kGemm2ResultTokens>(smem, task, rings, lane, [&](uint32_t slot, int first) {
     if (!has_rows) return;
 #pragma unroll
@@ -70,6 +78,7 @@ __device__ __forceinline__ void few_tokens_gemm2_epilogue(const Params& params, 
       }
     }
   });
+  rings.template release<kWeightArrivals>(lane);
 }
 
 }  // namespace monomoe::cuda

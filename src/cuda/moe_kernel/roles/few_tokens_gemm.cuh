@@ -9,9 +9,8 @@ namespace monomoe::cuda {
 
 inline constexpr int kRowBlocks = 2;  // of 64 rows, per warpgroup
 
-// Of a warp, on a slot of weights: FP8 slots also belong to tasks of many tokens, where all math warps read them.
-template <class C>
-inline constexpr int kWeightArrivals = C::is_fp8 ? kMathWarpgroups : 1;
+// Of a warp, on a slot of weights: in tasks of more tokens all math warps read it.
+inline constexpr int kWeightArrivals = kMathWarpgroups;
 
 template <int kTokens>
 struct Sums {
@@ -111,7 +110,7 @@ struct FewTokensLoop {
     auto next = slot;
     next.advance(halves);
     issue(0, tokens_low);
-    if constexpr (C::is_fp8) rings.template release<kWeightArrivals<C>>(lane);
+    if constexpr (C::is_fp8) rings.template release<kWeightArrivals>(lane);
 #pragma unroll
     for (int j = 0; j < kTokens / 8; ++j) {
       const uint32_t place = scales + j * 8 * kTokenScaleBytes;
@@ -124,7 +123,7 @@ struct FewTokensLoop {
       // All weights of the K block are in registers. The arrival hangs on the last values that were loaded, so that no load can be overtaken: a word's four codes have
       // one scale, and none makes 0x7F (a NaN) and 0x01.
       if (a[1][0] != 0x7F017F01u && a[1][15] != 0x7F017F01u) rings.held_weights = smem.weights_empty_at(slot.slot);
-      rings.release(lane);
+      rings.template release<kWeightArrivals>(lane);
       look_up(0);
     }
     promote(0);

@@ -10,8 +10,8 @@ namespace monomoe::cuda {
 
 template <class C>
 struct SideRings {
-  RingCursor<C::kWeightSlots> weights = RingCursor<C::kWeightSlots>::consumer();
-  RingCursor<C::kExpandedSlots> expanded = RingCursor<C::kExpandedSlots>::producer();
+  RingCount<C::kWeightSlots> weights = RingCount<C::kWeightSlots>::consumer();
+  RingCount<C::kExpandedSlots> expanded = RingCount<C::kExpandedSlots>::producer();
   RingCount<C::kResultSlots> results = RingCount<C::kResultSlots>::consumer();
 };
 
@@ -22,8 +22,8 @@ __device__ __forceinline__ int token_of_warp(int warp, int i) {
   return i / kOwn * kSlotTokens + warp * kOwn + i % kOwn;
 }
 
-// finish(slot address, i) for the warp's tokens, i from 0 on. Four tokens of a warp at most lie in a slot.
-template <int kSlotTokens, class C, class Finish>
+// finish(slot address, i) for the warp's tokens, i from 0 on, kAtOnce at a time.
+template <int kSlotTokens, int kAtOnce = 1, class C, class Finish>
 __device__ __forceinline__ void take_results(SharedStorage<C>& smem, const BlockTask& task, SideRings<C>& rings, int lane, const Finish& finish) {
   constexpr int kOwn = kSlotTokens / kSideWarps;
   int i = 0;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void take_results(SharedStorage<C>& smem, const Block
     const uint32_t slot = rings.results.slot();
     wait_barrier_patiently(smem.results_full_at(slot), rings.results.phase());
 #pragma unroll 1
-    for (int own = 0; own < kOwn; ++own, ++i) finish(smem.results_at(slot), i);
+    for (int own = 0; own < kOwn; own += kAtOnce, i += kAtOnce) finish(smem.results_at(slot), i);
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(smem.results_empty_at(slot));
     rings.results.advance();

@@ -43,7 +43,7 @@ __device__ __forceinline__ void swiglu_half(float (&sum)[kColumnSums], const Blo
 
 // The first half's result waits in the scratch, where the same thread finds it: 128 channels are quantised together.
 __device__ __forceinline__ float4* scratch_of(const Params& params, int m, int math_thread) {
-  return reinterpret_cast<float4*>(params.scratch) + (blockIdx.x * kScratchBytes / 16) + m * (kHalfHidden / 4) * kMathThreads + math_thread;
+  return reinterpret_cast<float4*>(params.scratch) + (blockIdx.x * kManyScratchBytes / 16) + m * (kHalfHidden / 4) * kMathThreads + math_thread;
 }
 __device__ __forceinline__ void keep_half(const Params& params, const float (&h)[kHalfHidden], int m, int math_thread) {
   float4* scratch = scratch_of(params, m, math_thread);

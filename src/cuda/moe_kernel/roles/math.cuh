@@ -8,6 +8,7 @@
 #include "cuda/moe_kernel/roles/combine.cuh"
 #include "cuda/moe_kernel/roles/few_tokens_epilogue.cuh"
 #include "cuda/moe_kernel/roles/many_tokens_epilogue.cuh"
+#include "cuda/moe_kernel/roles/middle_tokens_epilogue.cuh"
 #include "cuda/moe_kernel/roles/routes.cuh"
 
 namespace monomoe::cuda {
@@ -27,18 +28,38 @@ __device__ __forceinline__ void few_tokens_task(const Params& params, SharedStor
   else few_tokens_gemm1_epilogue(smem, task, rings, sums, warpgroup);
 }
 
-// kSubtiles: of this warpgroup.
-template <class C, int kSubtiles>
+template <class C, int kPart>
+__device__ __forceinline__ void middle_tokens_task(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings, int warpgroup) {
+  const auto [k_blocks, halves] = task_extent(params, task);
+  // Both warpgroups read slots of weights that were one's; or results lie where the other may still multiply expanded weights.
+  if (rings.last != MathRings<C>::Last::kMiddle) math_barrier();
+  rings.last = MathRings<C>::Last::kMiddle;
+  const int thread = ptx::thread_index() % 128;
+  PartSums<kPart> sums;
+  MiddleTokensLoop<C, kPart> loop{smem, rings, sums, thread, thread % 32, warpgroup, k_blocks * halves};
+  loop.begin();
+#pragma unroll 1
+  for (int half = 0; half < halves; ++half) {
+    middle_tokens_half(params, smem, task, half, rings, loop);
+    trace_time(params, smem, TraceTime::kMultiplied);
+    if (is_down(task)) middle_tokens_gemm2_epilogue(smem, task, rings, sums, warpgroup);
+    else middle_tokens_gemm1_epilogue(smem, task, rings, sums, warpgroup);
+  }
+  rings.release(thread % 32);
+}
+
+// kSubtiles: of this warpgroup. kPairs: the stages of tokens hold two K blocks.
+template <class C, int kSubtiles, bool kPairs>
 __device__ __forceinline__ void many_tokens_task(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings,
                                                  int warpgroup) {
   const auto [k_blocks, halves] = task_extent(params, task);
   if constexpr (!C::is_fp8) rings.weights.skip(k_blocks * halves);  // the side warps take them
-  else if (rings.few_last) math_barrier();                          // both warpgroups read slots that were one's
-  rings.few_last = false;
+  else if (rings.last == MathRings<C>::Last::kFew) math_barrier();  // both warpgroups read slots that were one's
+  rings.last = MathRings<C>::Last::kMany;
 #pragma unroll 1
   for (int half = 0; half < halves; ++half) {
     TokenSums<kSubtiles> sums;
-    many_tokens_sums(params, smem, task, half, rings, sums, warpgroup);
+    many_tokens_sums<C, kSubtiles, kPairs>(params, smem, task, half, rings, sums, warpgroup);
     trace_time(params, smem, TraceTime::kMultiplied);
     if (is_down(task)) many_tokens_gemm2_epilogue(params, task, half, sums, warpgroup);
     else many_tokens_gemm1_epilogue(params, task, half, sums, warpgroup);
@@ -47,16 +68,27 @@ __device__ __forceinline__ void many_tokens_task(const Params& params, SharedSto
 }
 
 template <class C>
+__device__ __forceinline__ void run_middle(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings, int warpgroup) {
+  if (task.count <= 80) middle_tokens_task<C, 40>(params, smem, task, rings, warpgroup);
+  else if (task.count <= 96) middle_tokens_task<C, 48>(params, smem, task, rings, warpgroup);
+  else if (task.count <= 112) middle_tokens_task<C, 56>(params, smem, task, rings, warpgroup);
+  else middle_tokens_task<C, 64>(params, smem, task, rings, warpgroup);
+}
+
+template <class C>
 __device__ __forceinline__ void run_gemm(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings,
                                          int warpgroup) {
-  if (has_many_tokens(task)) {
+  if (has_tokens_as_m<C>(task)) {
     const int subtiles = (task.count + kSubtileTokens - 1) / kSubtileTokens;
-    if (subtiles - warpgroup > kMathWarpgroups) many_tokens_task<C, 2>(params, smem, task, rings, warpgroup);
-    else many_tokens_task<C, 1>(params, smem, task, rings, warpgroup);
-    return;
+    if (subtiles - warpgroup > kMathWarpgroups) return many_tokens_task<C, 2, false>(params, smem, task, rings, warpgroup);
+    if constexpr (C::is_fp8) {
+      if (task.form == BlockForm::kMiddle) return many_tokens_task<C, 1, true>(params, smem, task, rings, warpgroup);
+    }
+    return many_tokens_task<C, 1, false>(params, smem, task, rings, warpgroup);
   }
-  if constexpr (!C::is_fp8) {
+  if constexpr (!C::is_fp8) {  // the math warps expand
     prepare_tables(params, smem.tables, smem.table_key, task, kMathBarrier, kMathThreads, warpgroup * 128 + ptx::thread_index() % 128);
+    if (task.form == BlockForm::kMiddle) return run_middle(params, smem, task, rings, warpgroup);
   }
   if (task.count <= 8) few_tokens_task<C, 8>(params, smem, task, rings, warpgroup);
   else if (task.count <= 16) few_tokens_task<C, 16>(params, smem, task, rings, warpgroup);
@@ -91,7 +123,7 @@ __device__ __forceinline__ void math_role(const Params& params, SharedStorage<C>
     trace_task(params, smem, task);
     __syncwarp();
     if (ptx::thread_index() % 32 == 0) {
-      if (!is_finished_aside(task)) ptx::mbarrier_arrive(smem.written_at(queue.slot()));
+      if (!is_finished_aside<C>(task)) ptx::mbarrier_arrive(smem.written_at(queue.slot()));
       ptx::mbarrier_arrive(smem.queue_empty_at(queue.slot()));
     }
     queue.advance();

@@ -50,7 +50,7 @@ __device__ __forceinline__ void publish_role(const Params& params, SharedStorage
     if (kind == TaskKind::kGemm2) publish_gemm2(params, task, lane);
     else if (lane == 0 && kind == TaskKind::kGemm1) publish_gemm1(params, task, smem.epoch);
     else if (lane == 0 && kind == TaskKind::kDispatch && !smem.rows_missing) publish_dispatch(params, smem.epoch, smem.num_tokens);
-    else if (lane == 0 && kind == TaskKind::kArrange) publish_arranged(params, task, task.index * kPiecesOfTask, kPiecesOfTask);
+    else if (lane == 0 && kind == TaskKind::kArrange && is_arranged(task)) publish_arranged(params, task, pieces_of_task(task));
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(smem.queue_empty_at(queue.slot));
     queue.advance();

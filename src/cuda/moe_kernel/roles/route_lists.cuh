@@ -22,13 +22,8 @@ __device__ __forceinline__ bool await_ids(const Params& params, uint64_t epoch, 
   return __all_sync(0xFFFFFFFFu, ok);
 }
 
-// FP4: where no expert has more tokens than this, those with more than one block of few make two of them. That needs no rows arranged and no weights in shared
-// memory, but multiplies them twice (4096/2048, 320 tokens: 276 us instead of 307, 448: 389 and 388, 640: 483 instead of 424; a mixture of both is slower than
-// either).
-inline constexpr uint32_t kMostOfTwoBlocks = 112;
-
 // How many routes each expert has -> where its list begins, at a multiple of eight; the list of blocks. One warp; returns, in all lanes, the number of
-// blocks << 1 | whether any has its rows arranged.
+// blocks << 2 | whether one has more than kMiddleTokens << 1 | whether one has its rows arranged.
 __device__ __forceinline__ uint32_t place_experts(const Params& params, uint32_t* totals, int lane) {
   auto* expert_begin = reinterpret_cast<int64_t*>(params.workspace + params.local.expert_begin);
   auto* block_begin = reinterpret_cast<int64_t*>(params.workspace + params.local.block_begin);
@@ -37,15 +32,12 @@ __device__ __forceinline__ uint32_t place_experts(const Params& params, uint32_t
 #pragma unroll 1
   for (int slot = lane; slot < params.num_slots; slot += 32) most = max(most, totals[slot]);
   most = __reduce_max_sync(0xFFFFFFFFu, most);
-  const bool two = params.problem.weights != WeightFormat::kFp8 && most <= kMostOfTwoBlocks;
   int64_t rows = 0, blocks = 0;
 #pragma unroll 1
   for (int base = 0; base < params.num_slots; base += 32) {
     const int slot = base + lane;
     const int64_t count = slot < params.num_slots ? totals[slot] : 0;
-    const bool halved = two && count > kFewTokens;
-    const int64_t of_block = halved ? round_up(ceil_div(count, 2), kRowGroup) : kGpuTokenBlock;
-    const int64_t own_blocks = halved ? 2 : ceil_div(count, kGpuTokenBlock), own_rows = round_up(count, kRowGroup);
+    const int64_t own_blocks = ceil_div(count, kGpuTokenBlock), own_rows = round_up(count, kRowGroup);
     int64_t rows_to = own_rows, blocks_to = own_blocks;
 #pragma unroll 1
     for (int step = 1; step < 32; step *= 2) {
@@ -61,8 +53,8 @@ __device__ __forceinline__ uint32_t place_experts(const Params& params, uint32_t
       totals[slot] = static_cast<uint32_t>(place);
       int64_t block = blocks + blocks_to - own_blocks;
 #pragma unroll 1
-      for (int64_t done = 0; done < count; done += of_block, ++block) {
-        infos[block] = {place + done, slot, static_cast<int32_t>(min_of(count - done, of_block))};
+      for (int64_t done = 0; done < count; done += kGpuTokenBlock, ++block) {
+        infos[block] = {place + done, slot, static_cast<int32_t>(min_of(count - done, kGpuTokenBlock))};
         *block_done(params, block) = 0;
         *block_arranged(params, block) = 0;
       }
@@ -71,7 +63,7 @@ __device__ __forceinline__ uint32_t place_experts(const Params& params, uint32_t
     blocks += __shfl_sync(0xFFFFFFFFu, blocks_to, 31);
   }
   if (lane == 0) block_begin[params.num_slots] = blocks;
-  return static_cast<uint32_t>(blocks) << 1 | (most > kFewTokens && !two ? 1u : 0u);
+  return static_cast<uint32_t>(blocks) << 2 | (most > kMiddleTokens ? 2u : 0u) | (most > kFewTokens ? 1u : 0u);
 }
 
 // One thread, when all routes are placed. listed: of place_experts.

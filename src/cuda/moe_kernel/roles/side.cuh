@@ -8,6 +8,7 @@
 #pragma once
 
 #include "cuda/moe_kernel/roles/expand.cuh"
+#include "cuda/moe_kernel/roles/finish_middle.cuh"
 #include "cuda/moe_kernel/roles/send_ids.cuh"
 
 namespace monomoe::cuda {
@@ -24,13 +25,18 @@ __device__ __forceinline__ void side_role(const Params& params, SharedStorage<C>
     const BlockTask& task = smem.queue[queue.slot()];
     const auto kind = static_cast<TaskKind>(task.kind);
     if (kind == TaskKind::kNone) return;
-    if (is_finished_aside(task)) {
+    if (is_finished_aside<C>(task)) {
       if constexpr (!C::is_fp8) {  // the math warps expand this task's weights
         const auto [k_blocks, halves] = task_extent(params, task);
         rings.weights.skip(k_blocks * halves);
       }
-      if (is_down(task)) finish_gemm2(params, smem, task, rings, warp, lane);
-      else finish_gemm1(params, smem, task, rings, warp, lane);
+      if (has_few_tokens(task)) {
+        if (is_down(task)) finish_gemm2(params, smem, task, rings, warp, lane);
+        else finish_gemm1(params, smem, task, rings, warp, lane);
+      } else if constexpr (!C::is_fp8) {
+        if (is_down(task)) finish_middle_gemm2(params, smem, task, rings, warp, lane);
+        else finish_middle_gemm1(params, smem, task, rings, warp, lane);
+      }
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(smem.written_at(queue.slot()), kMathWarps / kSideWarps);
     } else if (is_gemm(kind)) {

@@ -25,16 +25,20 @@ __device__ __forceinline__ int64_t dispatch_chunks(int64_t num_tokens) { return 
 // Rows of the pieces in which a block is arranged: few, so that a piece is soon done even by one warp.
 inline constexpr int kArrangeRows = 8;
 inline constexpr int kArrangePieces = static_cast<int>(kGpuTokenBlock) / kArrangeRows;
-// Pieces of a task before the GEMMs, whose claims count and whose rows all math warps share.
-inline constexpr int kPiecesOfTask = 4;
-static_assert(kArrangePieces % kPiecesOfTask == 0);
+// Tasks of a block before the GEMMs: few, since their claims count; all math warps share a task's rows.
+inline constexpr int kArrangeTasks = 8;
 
 __device__ __forceinline__ bool is_gemm(TaskKind kind) { return kind == TaskKind::kGemm1 || kind == TaskKind::kGemm2; }
 
 __device__ __forceinline__ bool is_down(const BlockTask& task) { return static_cast<TaskKind>(task.kind) == TaskKind::kGemm2; }
-__device__ __forceinline__ bool has_many_tokens(const BlockTask& task) { return task.count > kFewTokens; }
+__device__ __forceinline__ bool has_few_tokens(const BlockTask& task) { return task.form == BlockForm::kFew; }
+template <class C>
+__device__ __forceinline__ bool has_tokens_as_m(const BlockTask& task) { return C::is_fp8 ? task.form != BlockForm::kFew : task.form == BlockForm::kMany; }
+// Its rows are copied into tiles before GEMM1.
+__device__ __forceinline__ bool is_arranged(const BlockTask& task) { return task.count > kFewTokens; }
 // Its results are the side warps' to write.
-__device__ __forceinline__ bool is_finished_aside(const BlockTask& task) { return is_gemm(static_cast<TaskKind>(task.kind)) && !has_many_tokens(task); }
+template <class C>
+__device__ __forceinline__ bool is_finished_aside(const BlockTask& task) { return is_gemm(static_cast<TaskKind>(task.kind)) && !has_tokens_as_m<C>(task); }
 
 // What a GEMM task goes over: blocks of 128 along K, and halves of 128 weight rows (the last tile of down may have one).
 struct TaskExtent {
@@ -56,14 +60,23 @@ __device__ __forceinline__ void wait_barrier_patiently(uint32_t barrier, uint32_
   while (!ptx::mbarrier_try_wait(barrier, phase)) __nanosleep(40);
 }
 
+// FP4 takes kMiddle only where no block is kMany: the side warps can expand the next task's weights only when they have finished the results of the one before
+// (2,048 tokens: 929 us instead of 904).
+__device__ __forceinline__ BlockForm form_of(const Params& params, bool any_many, int count) {
+  if (count <= kFewTokens) return BlockForm::kFew;
+  const bool middle = count <= kMiddleTokens && (params.problem.weights == WeightFormat::kFp8 || !any_many);
+  return middle ? BlockForm::kMiddle : BlockForm::kMany;
+}
+
 // The block's routes and expert, and the expert's multipliers and shifts. A block past the last has no routes.
-__device__ __forceinline__ void describe_block(const Params& params, int64_t block, int64_t blocks, BlockTask& task) {
+__device__ __forceinline__ void describe_block(const Params& params, const TaskCounts& counts, bool any_many, int64_t block, BlockTask& task) {
   task.count = 0;
-  if (block >= blocks) return;
+  if (block >= counts.blocks) return;
   const int4 words = __ldcg(reinterpret_cast<const int4*>(params.workspace + params.local.blocks) + block);
   task.route_begin = static_cast<int64_t>(static_cast<uint32_t>(words.x)) | static_cast<int64_t>(words.y) << 32;
   task.slot = words.z;
   task.count = words.w;
+  task.form = form_of(params, any_many, task.count);
   task.block = block;
   task.expert = params.packed_experts + task.slot * params.experts.bytes;
   const auto* header = reinterpret_cast<const PackedExpertHeader*>(task.expert);
@@ -91,22 +104,25 @@ __device__ __forceinline__ TaskCounts counts_before_routes(const Params& params,
 }
 // listed: the word of DeviceState::routes_ready.
 __device__ __forceinline__ void add_blocks(const Params& params, TaskCounts& counts, uint64_t listed) {
-  counts.blocks = static_cast<uint32_t>(listed) >> 1;
+  counts.blocks = static_cast<uint32_t>(listed) >> 2;
   counts.arrange_pieces = (listed & 1) != 0 ? kArrangePieces : 0;
-  counts.arrange_tasks = counts.arrange_pieces / kPiecesOfTask;
+  counts.arrange_tasks = counts.arrange_pieces > 0 ? kArrangeTasks : 0;
   counts.arrange_ahead = min_of(kArrangedFirst, params.local.window);
 }
+
+// Whether a block has more than kMiddleTokens. listed: the same word.
+__device__ __forceinline__ bool has_many_blocks(uint64_t listed) { return (listed & 2) != 0; }
 
 // Tickets that need no counter: a thread block's first task is the one of its number, if that is known before the route lists are.
 __device__ __forceinline__ uint32_t given_tickets(const Params& params, const TaskCounts& counts) {
   return params.phase == LaunchPhase::kSecond ? 0 : static_cast<uint32_t>(min_of(gridDim.x, counts.before_gemms()));
 }
 
-__device__ __forceinline__ void put_task(const Params& params, const TaskCounts& counts, const Task& claimed, BlockTask& task) {
+__device__ __forceinline__ void put_task(const Params& params, const TaskCounts& counts, bool any_many, const Task& claimed, BlockTask& task) {
   task.kind = static_cast<int32_t>(claimed.kind);
   task.index = claimed.index;
   task.tile = static_cast<int32_t>(claimed.tile);
-  if (is_gemm(claimed.kind) || claimed.kind == TaskKind::kArrange) describe_block(params, claimed.block, counts.blocks, task);
+  if (is_gemm(claimed.kind) || claimed.kind == TaskKind::kArrange) describe_block(params, counts, any_many, claimed.block, task);
 }
 
 // The first task into the queue, before any role runs.
@@ -115,7 +131,7 @@ __device__ __forceinline__ void give_first_task(const Params& params, SharedStor
   const TaskCounts counts = counts_before_routes(params, smem.num_tokens);
   smem.given_tickets = given_tickets(params, counts);
   if (blockIdx.x >= smem.given_tickets) return;
-  put_task(params, counts, task_at(counts, blockIdx.x), smem.queue[0]);
+  put_task(params, counts, false, task_at(counts, blockIdx.x), smem.queue[0]);  // no GEMM
   ptx::mbarrier_arrive(smem.queue_full_at(0));
 }
 

@@ -11,15 +11,15 @@
 
 namespace monomoe::cuda {
 
-// Few tokens: both halves of a K block, one after the other. Many: a half's whole K, then the other's.
+// Few tokens: both halves of a K block, one after the other. More: a half's whole K, then the other's.
 template <class C>
 __device__ __forceinline__ void stream_weights(const Params& params, SharedStorage<C>& smem, const BlockTask& task,
                                                RingCursor<C::kWeightSlots>& slot, uint64_t policy) {
-  const bool down = is_down(task), many = has_many_tokens(task);
+  const bool down = is_down(task), by_halves = !has_few_tokens(task);
   const auto [k_blocks, halves] = task_extent(params, task);
   const uint8_t* tile = task.expert + (down ? params.experts.down_half(2 * task.tile, 0) : params.experts.gate_up_half(2 * task.tile, 0));
-  const int outer = many ? halves : 1, inner = many ? k_blocks : k_blocks * halves;
-  const int64_t outer_bytes = C::kHalfBytes, inner_bytes = many ? halves * static_cast<int64_t>(C::kHalfBytes) : C::kHalfBytes;
+  const int outer = by_halves ? halves : 1, inner = by_halves ? k_blocks : k_blocks * halves;
+  const int64_t outer_bytes = C::kHalfBytes, inner_bytes = by_halves ? halves * static_cast<int64_t>(C::kHalfBytes) : C::kHalfBytes;
   for (int o = 0; o < outer; ++o) {
     const uint8_t* src = tile + o * outer_bytes;
     for (int i = 0; i < inner; ++i, src += inner_bytes) {
