@@ -88,9 +88,9 @@ struct WorkspaceLayout {
   int64_t bytes;
 };
 
-// slots: the largest number of experts a rank holds; token_block: tokens of one GEMM task. An expert has two blocks at most before any is whole.
+// slots: the largest number of experts a rank holds; token_block: tokens of one GEMM task. An expert has one block at most that is not whole.
 MONOMOE_HD constexpr int64_t max_token_blocks(const Problem& p, int64_t slots, int64_t token_block) {
-  return p.max_routes() / token_block + 2 * slots;
+  return p.max_routes() / token_block + slots;
 }
 
 // On a GPU every expert's list begins at a multiple of eight rows, so that a block's rows are whole groups of the swizzle.

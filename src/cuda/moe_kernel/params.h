@@ -73,7 +73,7 @@ struct Params {
   int32_t num_slots;
   uint8_t* peers[kMaxRanks];  // symmetric memory of every rank; peers[self] is its own
   uint8_t* workspace;
-  float* scratch;           // [thread blocks][kScratchBytes]: what a thread block keeps between the two halves of a tile
+  float* scratch;           // what a thread block keeps between the two halves of a tile: [thread blocks][kManyScratchBytes], then [thread blocks][kMiddleScratchBytes]
   DeviceState* state;
   DeviceError* error;
   const uint8_t* packed_experts;    // [num_slots][experts.bytes]

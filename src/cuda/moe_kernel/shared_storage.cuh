@@ -89,13 +89,13 @@ inline constexpr uint32_t kSharedBase = 1024;
 template <class C>
 struct alignas(1024) SharedStorage {
   uint8_t tokens[C::kTokenStages][kUnits * kUnitBytes];  // e4m3, K permuted, 128B-swizzled rows
-  // Results of few tokens. In the same bytes FP4 has the expanded weights of many: [128 rows x 128] e4m3, swizzled.
+  // Results of tasks whose weights are M. In the same bytes FP4 has the expanded weights of many: [128 rows x 128] e4m3, swizzled.
   uint8_t results[C::kResultSlots][kResultSlotBytes];
   alignas(1024) uint8_t weights[C::kWeightSlots][C::kHalfBytes];
   float scales[C::kTokenStages][kGpuTokenBlock];  // of few tokens: [token][unit]
   alignas(16) const uint8_t* row_codes[kFewTokens];  // gather: where each token's row begins
   const float* row_scales[kFewTokens];
-  // FP4: used by the math warps in tasks of few tokens and by the side warps in the others, never at once: these turn to a task when they have all results of the
+  // FP4: used by the math warps where weights are M and by the side warps where tokens are, never at once: these turn to a task when they have all results of the
   // one before, those when all of its tiles are multiplied.
   std::conditional_t<C::is_fp8, NoTables, ExpandTables> tables;
   int32_t table_key[2];  // the shifts the tables are for

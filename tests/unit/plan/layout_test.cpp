@@ -190,14 +190,14 @@ TEST(MemoryLayout, RegionsFollowEachOtherAlignedWithoutOverlap) {
                     {w.own_codes, c * p.hidden},
                     {w.expert_begin, 8 * (slots + 1)},
                     {w.block_begin, 8 * (slots + 1)},
-                    {w.block_done, 4 * (routes / block + 2 * slots)},
+                    {w.block_done, 4 * (routes / block + slots)},
                     {w.routes, 16 * routes},
                     {w.mid_scales, 4 * routes * round_up(mid_blocks, 4)},
                     {w.mid_codes, routes * mid_blocks * 128}},
                    w.bytes);
     // The GPU's: lists that begin at multiples of eight rows, and arranged rows of as many blocks as the window has, or as there can be.
     const WorkspaceLayout g = workspace_layout(p, slots, block, 24, 256);
-    const int64_t rows = routes + 8 * slots, blocks = routes / block + 2 * slots, window = min_of(24, blocks);
+    const int64_t rows = routes + 8 * slots, blocks = routes / block + slots, window = min_of(24, blocks);
     EXPECT_EQ(g.window, window);
     expect_regions({{g.flags, static_cast<int64_t>(sizeof(LocalFlags))},
                     {g.own_scales, c * (p.hidden / 128) * 4},
@@ -225,7 +225,7 @@ TEST(MemoryLayout, TokenBlocksHoldAnySplit) {
     int64_t blocks = 0, left = p.max_routes();
     for (int64_t e = 0; e < 5; ++e) {
       const int64_t count = e < alone ? min_of(left, 1) : e == 4 ? left : 0;
-      blocks += max_of(min_of(count, 2), ceil_div(count, block));  // an expert's few may make two
+      blocks += ceil_div(count, block);
       left -= count;
     }
     EXPECT_LE(blocks, max_token_blocks(p, 5, block));

@@ -1,4 +1,4 @@
-// Task: arrange - some token rows of a block of many tokens, gathered from where their source pushed them into tiles that one bulk copy brings to
+// Task: arrange - some token rows of a block of more than kFewTokens, gathered from where their source pushed them into tiles that one bulk copy brings to
 // shared memory: [K block][256 rows x 128 B], swizzled. GEMM1 reads a block's rows once per 128 weight rows, so it pays to sort them once. The
 // math warps arrange before the first GEMM, the claiming warp while GEMMs run.
 #pragma once

@@ -41,7 +41,7 @@ __device__ __forceinline__ uint32_t* block_done(const Params& params, int64_t bl
 // What block_done reaches when a block's intermediate is whole.
 __device__ __forceinline__ uint64_t gemm1_tasks_of_block(const Params& params) { return static_cast<uint64_t>(params.problem.intermediate_blocks()); }
 
-// What gather waits for before GEMM1 of a block of many tokens.
+// What gather waits for before GEMM1 of a block that is arranged.
 __device__ __forceinline__ uint64_t pieces_of_block(const BlockTask& task) {
   return static_cast<uint64_t>((task.count + kArrangeRows - 1) / kArrangeRows);
 }

@@ -93,7 +93,10 @@ __device__ __forceinline__ Claimed claim(const Params& params, SharedStorage<C>&
 
 template <class C>
 __device__ __forceinline__ void claim_role(const Params& params, SharedStorage<C>& smem, int lane) {
-  if (lane == 0) smem.counts = counts_before_routes(params, smem.num_tokens);
+  if (lane == 0) {
+    smem.counts = counts_before_routes(params, smem.num_tokens);
+    smem.any_many = false;
+  }
   __syncwarp();
   bool routes_known = false;
   Arranger arranger;

@@ -2,7 +2,7 @@
 // rows of few tokens one by one from where their source pushed them.
 // Waits on:  queue_full (claim), block_done or block_arranged (publish of other thread blocks, gpu scope), arrived (publish of all ranks, or their routes task, system scope),
 //            tokens_empty[stage] (math)
-// Signals:   tokens_full[stage] (one arrival per thread, when its copies have landed), queue_empty
+// Signals:   tokens_full[stage] (of gathered rows one arrival per thread, when its copies have landed; of tiles all by one thread, and bytes), queue_empty
 // Reads:     token rows or the intermediate    Writes: smem.tokens, smem.scales
 // Ends when: the end task is met.
 #pragma once

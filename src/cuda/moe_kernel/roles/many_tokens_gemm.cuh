@@ -1,4 +1,4 @@
-// The main loop for more than 64 tokens: up to 256 tokens times a half of the tile (128 weight rows), tokens as WGMMA's M operand, both operands
+// The main loop where tokens are M (BlockForm): up to 256 tokens times a half of the tile (128 weight rows), tokens as WGMMA's M operand, both operands
 // in shared memory. Subtiles of 64 tokens go to the warpgroups in turn; a thread holds two tokens of each. Order along K and roundings are the
 // contract's, as in few_tokens_gemm.cuh.
 #pragma once

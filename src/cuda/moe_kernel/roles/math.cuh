@@ -1,6 +1,6 @@
 // Role: math - two warpgroups. They compute GEMM tiles, and as plain threads dispatch, build route lists and combine.
 // Waits on:  queue_full (claim), weights_full (weights) or expanded_full (side), tokens_full (gather), results_empty[slot] (side)
-// Signals:   written[slot] or results_full[slot], queue_empty, what is empty again (one arrival per warp each)
+// Signals:   written[slot] or results_full[slot], queue_empty, what is empty again (one arrival per warp each; two where a slot of weights is one warpgroup's)
 // Ends when: the end task is met.
 #pragma once
 
@@ -31,8 +31,7 @@ __device__ __forceinline__ void few_tokens_task(const Params& params, SharedStor
 template <class C, int kPart>
 __device__ __forceinline__ void middle_tokens_task(const Params& params, SharedStorage<C>& smem, const BlockTask& task, MathRings<C>& rings, int warpgroup) {
   const auto [k_blocks, halves] = task_extent(params, task);
-  // Both warpgroups read slots of weights that were one's; or results lie where the other may still multiply expanded weights.
-  if (rings.last != MathRings<C>::Last::kMiddle) math_barrier();
+  if (rings.last == MathRings<C>::Last::kFew) math_barrier();  // both warpgroups read slots of weights that were one's
   rings.last = MathRings<C>::Last::kMiddle;
   const int thread = ptx::thread_index() % 128;
   PartSums<kPart> sums;

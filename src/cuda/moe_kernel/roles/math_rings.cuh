@@ -21,7 +21,8 @@ struct MathRings {
   RingCursor<C::kExpandedSlots> expanded = RingCursor<C::kExpandedSlots>::consumer();
   RingCount<C::kResultSlots> results = RingCount<C::kResultSlots>::producer();
   uint32_t held_weights = 0, held_tokens = 0;  // addresses of barriers to arrive on, 0: none
-  enum class Last { kFew, kMiddle, kMany } last = Last::kFew;  // the last GEMM task was of so many tokens, or there was none
+  // The loop of the last GEMM task, or kFew where there was none. FP8's middle tokens have kMany's.
+  enum class Last { kFew, kMiddle, kMany } last = Last::kFew;
 
   // Without a branch: it stands in the main loops. kArrivals: on held_weights.
   template <int kArrivals = 1>

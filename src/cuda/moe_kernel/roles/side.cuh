@@ -1,9 +1,9 @@
-// Role: side - one warpgroup beside the math warps. Of few tokens' tasks it takes the results, of many tokens' it expands FP4 weights. Before its first task, those of
-// some thread blocks send the ids.
+// Role: side - one warpgroup beside the math warps. Where weights are WGMMA's M operand it takes a task's results, where tokens are it expands FP4 weights. Before its first task,
+// those of some thread blocks send the ids.
 // Waits on:  drained (all peers, system scope), queue_full (claim), results_full[slot] (math), weights_full[slot] (weights), expanded_empty[slot] (math)
 // Signals:   ids_sent (gpu scope), ids_arrived (system scope), results_empty[slot], written[slot], expanded_full[slot], weights_empty[slot], queue_empty
-// Reads:     ids and weights of the call, smem.results, smem.weights
-// Writes:    ids, weights and numbers of tokens on all ranks, smem.results as expanded tiles, the intermediate, contributions
+// Reads:     ids and weights of the call, smem.results, smem.weights, its part of the scratch
+// Writes:    ids, weights and numbers of tokens on all ranks, smem.results as expanded tiles, the intermediate, contributions, its part of the scratch
 // Ends when: the end task is met.
 #pragma once
 

@@ -44,19 +44,15 @@ __device__ __forceinline__ ScaleTables look_up_tables(uint32_t tables, uint32_t 
   return {{ptx::load_shared_8(gate + entry(0)), ptx::load_shared_8(up + entry(1)), ptx::load_shared_8(gate + entry(2)), ptx::load_shared_8(up + entry(3))}};
 }
 
-// a[r] is register r of k32 step i for one block of 64 rows: r 0, 1: rows g, g + 8 with h 0; r 2, 3: the same with h 1.
-template <Shift kShift>
-__device__ __forceinline__ void expand_step(uint32_t* a, const PackedCodes& codes, const ScaleTables& tables, int i) {
-  const uint32_t words[4][2] = {{codes.first.x, codes.first.y}, {codes.first.z, codes.first.w}, {codes.second.x, codes.second.y}, {codes.second.z, codes.second.w}};
-#pragma unroll
-  for (int r = 0; r < 2; ++r) expand_word<kShift>(words[i][r], tables.of[(i >> 1) * 2 + r], a[r], a[2 + r]);
-}
-
-// All four steps.
+// a[4 * i + r] is register r of k32 step i for one block of 64 rows: r 0, 1: rows g, g + 8 with h 0; r 2, 3: the same with h 1.
 template <Shift kShift>
 __device__ __forceinline__ void expand_fragment(uint32_t (&a)[16], const PackedCodes& codes, const ScaleTables& tables) {
+  const uint32_t words[4][2] = {{codes.first.x, codes.first.y}, {codes.first.z, codes.first.w}, {codes.second.x, codes.second.y}, {codes.second.z, codes.second.w}};
 #pragma unroll
-  for (int i = 0; i < 4; ++i) expand_step<kShift>(a + 4 * i, codes, tables, i);
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) expand_word<kShift>(words[i][r], tables.of[(i >> 1) * 2 + r], a[4 * i + r], a[4 * i + 2 + r]);
+  }
 }
 
 // e4m3_from_nvfp4 or e4m3_from_mxfp4 of the eight magnitudes with one scale byte. What a magnitude of 1 becomes is exact in fp32 (or far outside
