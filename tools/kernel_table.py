@@ -12,8 +12,12 @@ from dataclasses import dataclass, field
 
 SOME = (1, None)
 NONE = (0, 0)
-# Four steps of K = 32 make the 128 that one scale covers; a loop that has fewer of a shape does not compute that tile.
-BLOCK = (4, None)
+# Four steps of K = 32 make the 128 that one scale covers. A loop of few tokens has them for two blocks of rows, FP4's loop of 65 to 128 for two K blocks and two parts of the tokens, a loop
+# with tokens as M for its one or two subtiles; FP8's of 65 to 128 tokens for two K blocks and for a last one. Fewer of a shape: a loop is missing.
+FEW = (8, None)
+FEW_AND_MIDDLE = (8 + 16, None)
+MANY = (4 + 8, None)
+MANY_AND_PAIRS = (4 + 8 + 8 + 4, None)
 
 
 @dataclass(frozen=True)
@@ -29,17 +33,22 @@ EVERY_MOE_KERNEL = {"BPT": NONE, "UBLKCP": SOME}
 UNFUSED = ("activation", "await_arrived", "await_contributions", "await_drained", "combine", "dispatch", "list", "send")
 
 KERNELS = (
-    # Few tokens: weights are M and are expanded from 4 bits in registers, so A comes from registers. Many: tokens are M, from shared memory.
+    # Up to 128 tokens weights are M and are expanded from 4 bits in registers, so A comes from registers. Many: tokens are M, from shared memory.
     Kernel(
         "moe_kernel_fp4",
         r"moe_kernelINS0_6ConfigILb0E",
-        EVERY_MOE_KERNEL | {f"QGMMA 64x{tokens}x32 register A": BLOCK for tokens in (8, 16, 32, 48, 64)} | {"QGMMA 64x128x32 shared A": BLOCK},
+        EVERY_MOE_KERNEL
+        | {f"QGMMA 64x{tokens}x32 register A": FEW for tokens in (8, 16, 24, 32)}
+        | {f"QGMMA 64x{tokens}x32 register A": FEW_AND_MIDDLE for tokens in (40, 48, 56, 64)}
+        | {"QGMMA 64x128x32 shared A": MANY},
     ),
-    # Weights (few tokens) or tokens (many) are M; both operands lie in shared memory as they came.
+    # Weights (up to 64 tokens) or tokens are M; both operands lie in shared memory as they came.
     Kernel(
         "moe_kernel_fp8",
         r"moe_kernelINS0_6ConfigILb1E",
-        EVERY_MOE_KERNEL | {f"QGMMA 64x{tokens}x32 shared A": BLOCK for tokens in (8, 16, 32, 48, 64, 128)} | {"QGMMA * register A": NONE},
+        EVERY_MOE_KERNEL
+        | {f"QGMMA 64x{tokens}x32 shared A": FEW for tokens in range(8, 65, 8)}
+        | {"QGMMA 64x128x32 shared A": MANY_AND_PAIRS, "QGMMA * register A": NONE},
     ),
     *(
         Kernel(f"unfused_{name}_kernel", rf"7unfused.*?\d{name}_kernelE", {"BPT": NONE})

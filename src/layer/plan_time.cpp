@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// H200: measured, 4.5 of its 4.8 TB/s (a plain read of 0.8 GB or more; of 0.4 GB 4.3) and 1418 of its 1979 TFLOPS, 360 of 450 GB/s. H100 is the same chip with 3.35 TB/s of memory. H20 has
+// H200: measured, 4.5 of its 4.8 TB/s (a plain read of 1.4 GB or more; of 0.8 GB 4.4, of 0.4 GB 4.3) and 1418 of its 1979 TFLOPS, 360 of 450 GB/s. H100 is the same chip with 3.35 TB/s of memory. H20 has
 // 4.0 TB/s, 78 multiprocessors and 296 TFLOPS, so few that it is not held back by power: its data sheet's figure.
 constexpr GpuRates kGpus[] = {
     {"H100", 132, 3.14e12, 1418e12, 360e9, false}, {"H200", 132, 4.5e12, 1418e12, 360e9, true}, {"H20", 78, 3.75e12, 296e12, 360e9, false}};

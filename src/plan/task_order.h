@@ -23,7 +23,7 @@ enum class TaskKind : uint8_t { kDispatch, kRoutes, kArrange, kGemm1, kGemm2, kC
 
 struct Task {
   TaskKind kind = TaskKind::kNone;
-  int64_t index = 0;  // dispatch, combine: chunk of tokens; routes: part; arrange: piece
+  int64_t index = 0;  // dispatch, combine: chunk of tokens; routes: part; arrange: a task's share of its block, of a later piece the piece
   int64_t block = 0;  // arrange, GEMMs: token block, over all experts of the rank
   int64_t tile = 0;   // GEMMs: tile of 256 weight rows
 };
