@@ -137,7 +137,7 @@ std::vector<RowCall> launched(const BenchOptions& options, const monomoe_bench_c
 
 std::vector<LayerRows> layers_of_file(const BenchOptions& options) {
   std::vector<LayerRows> layers;
-  for (const TextLine& line : read_lines(options.cases)) {
+  for (const TextLine& line : read_lines("--cases", options.cases)) {
     LayerRows rows;
     monomoe_bench_call call = first_call(options);
     rows.layer.struct_size = sizeof(rows.layer);
@@ -231,19 +231,19 @@ void add_bench_options(CLI::App& parser, BenchOptions& options) {
       list("--weights", options.weights, "fp8, nvfp4 or mxfp4, a,b,.. [nvfp4]")->check(CLI::IsMember({"fp8", "nvfp4", "mxfp4"})),
       parser.add_option("--tokens", options.tokens, "tokens of each rank, a,b,.., or of the ranks in order, a+b+.. (zeros are legal) [1,16,256]"),
       parser.add_option("--capacity", options.capacity, "most tokens a rank may bring: what the workspace is made for [the largest of --tokens]")
-          ->check(CLI::Range(int64_t{1}, int64_t{1} << 20)),
+          ->check(whole_number_in(1, int64_t{1} << 20)),
       list("--routing", options.routings, "uniform, zipf:S (exponent) or hot:F (share of the tokens that go to expert 0), a,b,.. [uniform]"),
-      parser.add_option("--ranks", options.num_ranks, "ranks; all in this process, but with --processes or --rank [1]")->check(CLI::Range(1, 64)),
+      parser.add_option("--ranks", options.num_ranks, "ranks; all in this process, but with --processes or --rank [1]")->check(whole_number_in(1, 64)),
       parser.add_option("--swiglu-limit", options.swiglu_limit, "clamp of gate and up; 0 or inf is none [10]"),
       parser.add_option("--seed", options.seed, "of weights, tokens and routes [1]"),
   };
-  for (size_t i = 1; i < 5; ++i) of_options[i]->excludes(of_options[0])->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  for (size_t i = 1; i < 5; ++i) of_options[i]->excludes(of_options[0])->check(whole_number_in(1, int64_t{1} << 20));
   for (CLI::Option* option : of_options) cases->excludes(option);
   list("--launch", options.launches, "of backend cuda: one launch a call, split (two) or unfused (a kernel a step), a,b,.. [one]")
       ->check(CLI::IsMember({"one", "split", "unfused"}));
   list("--mode", options.modes, "before each call: cold (caches emptied), graph (the same, replayed from a CUDA graph) or back-to-back, a,b,.. [cold]")
       ->check(CLI::IsMember({"cold", "graph", "back-to-back"}));
-  parser.add_option("--repeats", options.repeats, "timed samples of each row [20]")->check(CLI::Range(1, 10000));
+  parser.add_option("--repeats", options.repeats, "timed samples of each row [20]")->check(whole_number_in(1, 10000));
   parser.add_flag("--check", options.check, "compare every row of backend cuda with backend cpu bit by bit, not the small ones alone");
   parser.add_option("--trace", options.trace, "file for a Chrome trace of one more launch of each row (ui.perfetto.dev opens it)");
   add_process_options(parser, options.processes);

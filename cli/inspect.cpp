@@ -85,7 +85,7 @@ Command add_inspect(CLI::App& app) {
   auto options = std::make_shared<InspectOptions>();
   CLI::App* parser = app.add_subcommand("inspect", "Show layers, formats and router, and with --costs what each matrix's conversion costs");
   parser->add_option("DIR", options->directory, "checkpoint directory")->required();
-  parser->add_option("--layer", options->layer, "this layer only, with a line for each matrix [all]")->check(CLI::Range(0, 1 << 20));
+  parser->add_option("--layer", options->layer, "this layer only, with a line for each matrix [all]")->check(whole_number_in(0, 1 << 20));
   parser->add_flag("--costs", options->costs, "read all weights too, and tell what converting each matrix costs");
   parser->add_flag("--json", options->json, "report as JSON on standard output");
   parser->footer("Example:\n  monomoe inspect examples/tiny-moe-nvfp4\n  monomoe inspect examples/tiny-moe-nvfp4 --layer 0 --costs");

@@ -47,12 +47,21 @@ Context ContextOptions::create(int32_t num_ranks) const {
   return Context(handle);
 }
 
+CLI::Validator whole_number_in(int64_t least, int64_t most) {
+  const auto check = [least, most](const std::string& word) {
+    const std::optional<int64_t> value = whole_number(word);
+    if (!value) return fmt::format("'{}' is no whole number, wanted {} to {}", shortened(word), least, most);
+    return *value < least || *value > most ? fmt::format("Value {} not in range {} to {}", word, least, most) : std::string();
+  };
+  return CLI::Validator(check, fmt::format("INT in [{} - {}]", least, most));
+}
+
 std::vector<CLI::Option*> add_machine_options(CLI::App& parser, ContextOptions& options) {
   return {
       parser.add_option("--backend", options.backend, "auto (the best this machine runs), cpu or cuda")
           ->check(CLI::IsMember({"auto", "cpu", "cuda"})),
       parser.add_option("--threads", options.threads, "CPU threads over all ranks; at least one a rank [one per core]")
-          ->check(CLI::Range(1, 4096)),
+          ->check(whole_number_in(1, 4096)),
       parser.add_option("--vector-bits", options.vector_bits, "CPU vector width [widest here]; the result's bits do not depend on it")
           ->check(CLI::IsMember({128, 256, 512})),
       parser.add_option("--timeout", options.timeout_seconds, "longest wait of a rank for another, seconds [3600]")
@@ -72,7 +81,7 @@ std::vector<CLI::Option*> add_context_options(CLI::App& parser, ContextOptions& 
 std::vector<CLI::Option*> add_process_options(CLI::App& parser, ProcessOptions& options) {
   CLI::Option* processes = parser.add_flag("--processes", options.processes, "each rank is a process of its own, started here; on GPUs: one GPU each while there are enough");
   CLI::Option* rank = parser.add_option("--rank", options.rank, "this process is rank R, started by another launcher; rank 0 reports and writes the output")
-                          ->check(CLI::Range(0, 63));
+                          ->check(whole_number_in(0, 63));
   CLI::Option* world = parser.add_option("--world", options.world, "name under which the ranks of --rank meet: the same for all, another for each run");
   rank->needs(world);
   world->needs(rank);
@@ -81,10 +90,10 @@ std::vector<CLI::Option*> add_process_options(CLI::App& parser, ProcessOptions& 
 
 std::vector<CLI::Option*> add_layer_options(CLI::App& parser, LayerOptions& options) {
   std::vector<CLI::Option*> added = {
-      parser.add_option("--ranks", options.num_ranks, "ranks of this run; all in this process, but with --processes or --rank [1]")->check(CLI::Range(1, 64)),
+      parser.add_option("--ranks", options.num_ranks, "ranks of this run; all in this process, but with --processes or --rank [1]")->check(whole_number_in(1, 64)),
       parser.add_option("--tokens-per-rank", options.tokens_per_rank, "rows of each rank in order, a,b,..; zeros are legal [as even as possible]"),
       parser.add_option("--capacity", options.capacity, "most tokens a rank may bring [the largest rank's tokens]")
-          ->check(CLI::Range(int64_t{0}, int64_t{1} << 20)),
+          ->check(whole_number_in(0, int64_t{1} << 20)),
       parser.add_option("--placement", options.placement, "file of lines 'expert rank' or 'expert rank slot' [in order, even]"),
       parser.add_option("--swiglu-limit", options.swiglu_limit_word, "clamp of gate and up; 0 or inf is none [config.json's]"),
   };
@@ -171,11 +180,33 @@ void check_not_of_checkpoint(const std::string& output, const std::string& direc
     usage_error(fmt::format("--output {} would become a shard of the checkpoint {}; name a file outside it", output, directory));
 }
 
+// Whether a name is in a folder of devices or processes: what a link there leads to is whatever a process has open.
+bool is_of_the_system(const fs::path& path) {
+  std::error_code ignored;
+  const std::string folder = fs::weakly_canonical(path.has_parent_path() ? path.parent_path() : fs::path("."), ignored).string() + "/";
+  return folder.starts_with("/proc/") || (folder.starts_with("/dev/") && !folder.starts_with("/dev/shm/"));
+}
+
+// What the links of an output lead to, which is what is written.
+fs::path behind_links(const char* option, const std::string& output) {
+  constexpr int kMostLinks = 40;  // as many as the system follows
+  std::error_code code;
+  fs::path at(output);
+  for (int links = 0; fs::is_symlink(at, code); ++links) {
+    if (is_of_the_system(at)) usage_error(fmt::format("{} {}: {} is a link of the system's devices and processes; name a file", option, output, at.string()));
+    const fs::path target = fs::read_symlink(at, code);
+    at = target.is_absolute() ? target : at.parent_path() / target;
+    if (code || links == kMostLinks || fs::symlink_status(at, code).type() == fs::file_type::not_found)
+      usage_error(fmt::format("{} {}: is a link to nothing; choose another name or remove it", option, output));
+  }
+  return at;
+}
+
 }  // namespace
 
 void check_output_place(const char* option, const std::string& output) {
   std::error_code ignored;
-  const fs::path path(output);
+  const fs::path path = behind_links(option, output);
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   if (!fs::is_directory(folder, ignored))
     usage_error(fmt::format("{} {}: directory {} does not exist; create it first", option, output, folder.string()));

@@ -11,6 +11,7 @@
 namespace CLI {
 class App;
 class Option;
+class Validator;
 }
 
 namespace monomoe::cli {
@@ -59,6 +60,9 @@ struct LayerOptions {
 };
 // All but directory, layer, input and shared_expert, which commands require differently or do not have.
 std::vector<CLI::Option*> add_layer_options(CLI::App& parser, LayerOptions& options);
+
+// For check(): a whole number, least to most.
+CLI::Validator whole_number_in(int64_t least, int64_t most);
 
 std::optional<monomoe_format> format_from_word(const std::string& word);
 

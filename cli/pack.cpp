@@ -126,7 +126,7 @@ Command add_pack(CLI::App& app) {
   parser->add_option("--layers", options->layers, "these layers only, e.g. 0,3..5,mtp.0 [all]");
   parser->add_option("--experts", options->experts, "these experts only, numbered anew from 0, e.g. 0..15 [all]");
   parser->add_flag("--round", options->round, "let weights change their value where the target cannot hold it [refused]");
-  parser->add_option("--threads", options->threads, "experts converted at the same time [one per core]")->check(CLI::Range(1, 4096));
+  parser->add_option("--threads", options->threads, "experts converted at the same time [one per core]")->check(whole_number_in(1, 4096));
   parser->add_flag("--json", options->json, "report as JSON on standard output");
   parser->footer(
       "A killed run is taken up by the same command. Exit code 1 when a weight would change its value and --round was not given.\n"

@@ -57,7 +57,7 @@ PlacementTable load_placement(const std::string& path, int32_t num_experts, int3
   const int64_t most_copies = int64_t{kMaxCopiesPerRank} * num_ranks;
   const int64_t slot_end = most_copies * num_experts;
   std::vector<int64_t> copies(static_cast<size_t>(num_experts), 0);
-  for (const TextLine& line : read_lines(path)) {
+  for (const TextLine& line : read_lines("--placement", path)) {
     const std::string where = fmt::format("{}:{}", path, line.number);
     const std::vector<std::string> words = split_words(line.text);
     if (words.size() != 2 && words.size() != 3)

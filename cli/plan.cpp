@@ -173,7 +173,7 @@ Command add_plan(CLI::App& app) {
   auto options = std::make_shared<PlanOptions>();
   CLI::App* parser = app.add_subcommand("plan", "Is a problem legal, what memory does each rank need, and how long does a layer take");
   CLI::Option* directory = parser->add_option("DIR", options->directory, "checkpoint directory that says the geometry; options override it");
-  parser->add_option("--layer", options->layer, "layer of DIR [the first MoE layer]")->check(CLI::Range(0, 1 << 20))->needs(directory);
+  parser->add_option("--layer", options->layer, "layer of DIR [the first MoE layer]")->check(whole_number_in(0, 1 << 20))->needs(directory);
   parser->add_option("--hidden", options->hidden, "channels of a token");
   parser->add_option("--intermediate", options->intermediate, "channels between the two GEMMs");
   parser->add_option("--experts", options->experts, "routed experts over all ranks");

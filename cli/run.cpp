@@ -135,7 +135,7 @@ Command add_run(CLI::App& app) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* parser = app.add_subcommand("run", "Run one MoE layer of a checkpoint on a file of hidden states");
   parser->add_option("DIR", options->layer.directory, "checkpoint directory; expert tensors alone are enough when IN has ids")->required();
-  parser->add_option("--layer", options->layer.layer, "number of the layer")->required()->check(CLI::Range(0, 1 << 20));
+  parser->add_option("--layer", options->layer.layer, "number of the layer")->required()->check(whole_number_in(0, 1 << 20));
   parser->add_option("--input", options->layer.input, "IN.safetensors: x BF16 [T,H]; topk_ids and topk_weights, or neither; token_ids for hash layers")
       ->required();
   parser->add_option("--output", options->output, "OUT.safetensors: y, expert_counts, topk_ids, topk_weights; whole or not at all")->required();

@@ -72,9 +72,9 @@ Command add_synth(CLI::App& app) {
   CLI::App* parser = app.add_subcommand("synth", "Write a checkpoint with random weights in a known geometry, and an input file");
   parser->add_option("OUT", options->directory, "directory to write: new or empty")->required();
   parser->add_option("--geometry", options->geometry, "model whose shapes and names to take")->required()->check(CLI::IsMember(geometries()));
-  parser->add_option("--layers", options->layers, "MoE layers [1]")->check(CLI::Range(1, 1000));
-  parser->add_option("--experts", options->experts, "experts a layer [the model's]")->check(CLI::Range(1, 1024));
-  parser->add_option("--tokens", options->tokens, "rows of OUT/input.safetensors [64]")->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  parser->add_option("--layers", options->layers, "MoE layers [1]")->check(whole_number_in(1, 1000));
+  parser->add_option("--experts", options->experts, "experts a layer [the model's]")->check(whole_number_in(1, 1024));
+  parser->add_option("--tokens", options->tokens, "rows of OUT/input.safetensors [64]")->check(whole_number_in(1, int64_t{1} << 24));
   parser->add_option("--weights", options->weights, "fp8, nvfp4 or mxfp4")->required()->check(CLI::IsMember({"fp8", "nvfp4", "mxfp4"}));
   parser->add_option("--seed", options->seed, "of the random weights and rows, 0 to 2^64 - 1")->required();
   parser->add_flag("--json", options->json, "report as JSON on standard output");

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <filesystem>
 
 #include "failure.hpp"
 
@@ -49,9 +50,9 @@ void wait_for_bytes(int descriptor, int milliseconds) {
 }
 
 // Opened without waiting, so that a pipe nobody writes to can be refused: until a writer has come reading it says "end".
-std::string read_all(const std::string& path) {
+std::string read_all(const char* option, const std::string& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  if (file.number() < 0) input_error(fmt::format("{}: cannot be opened: {}", path, std::strerror(errno)));
+  if (file.number() < 0) input_error(fmt::format("{} {}: cannot be opened: {}", option, path, std::strerror(errno)));
   struct stat about = {};
   if (::fstat(file.number(), &about) != 0) input_error(fmt::format("{}: cannot be read: {}", path, std::strerror(errno)));
   if (S_ISDIR(about.st_mode)) input_error(fmt::format("{}: is a directory, wanted a text file", path));
@@ -77,8 +78,8 @@ std::string read_all(const std::string& path) {
 
 }  // namespace
 
-std::vector<TextLine> read_lines(const std::string& path) {
-  const std::string text = read_all(path);
+std::vector<TextLine> read_lines(const char* option, const std::string& path) {
+  const std::string text = read_all(option, path);
   std::vector<TextLine> lines;
   int64_t number = 0;
   for (size_t begin = 0; begin < text.size();) {
@@ -93,7 +94,9 @@ std::vector<TextLine> read_lines(const std::string& path) {
   return lines;
 }
 
-void write_lines(const std::string& path, std::string_view text) {
+void write_lines(const std::string& name, std::string_view text) {
+  std::error_code ignored;
+  const std::string path = std::filesystem::is_symlink(name, ignored) ? std::filesystem::canonical(name, ignored).string() : name;
   const std::string partial = fmt::format("{}.partial-{}", path, ::getpid());
   const auto fail = [&](const char* doing) {
     const std::string why = std::strerror(errno);

@@ -15,9 +15,9 @@ struct TextLine {
 };
 
 // Refuses directories, more bytes than a list of lines can be meant to have, and a pipe that nothing is written to.
-std::vector<TextLine> read_lines(const std::string& path);
+std::vector<TextLine> read_lines(const char* option, const std::string& path);
 
-// Appears whole or not at all; a file of that name stays as it was until then.
+// Appears whole or not at all; a file of that name stays as it was until then. A link stays, and what it leads to is written.
 void write_lines(const std::string& path, std::string_view text);
 
 // The words between spaces, or between separators when one is given (then empty words count).

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -63,8 +64,17 @@ ExitCode verify_files(const VerifyOptions& options) {
     return verdict(ok);
   }
   const Json problems = json.value("problems", Json::array());
+  // A shard that is missing is a problem of each of its tensors: the first of a file are told here, all in JSON.
+  constexpr int64_t kToldOfFile = 20;
+  std::map<std::string, int64_t> of_file;
   std::string text;
-  for (const Json& problem : problems) text += fmt::format("problem: {}\n", problem_text(problem));
+  for (const Json& problem : problems) {
+    const std::string file = problem.value("file", "");
+    if (const int64_t told = of_file[file]++; file.empty() || told < kToldOfFile) text += fmt::format("problem: {}\n", problem_text(problem));
+  }
+  for (const auto& [file, count] : of_file) {
+    if (!file.empty() && count > kToldOfFile) text += fmt::format("problem: {}: and {} more problems of this file; --json lists them\n", file, count - kToldOfFile);
+  }
   for (const Json& note : json.value("notes", Json::array())) text += fmt::format("note: {}\n", problem_text(note));
   print(text + fmt::format("verify {}{}: {}\n", options.layer.directory, options.structure ? " (structure, no values)" : "",
                            ok ? "no problems" : fmt::format("{} problem{}", problems.size(), problems.size() == 1 ? "" : "s")));
@@ -102,6 +112,12 @@ std::string report_text(const Json& report) {
   line("exact dequantisation", "exact_dequantisation");  // for information: not part of the verdict
   line("times, s", "times");
   return text;
+}
+
+std::string verdict_text(const Json& report, bool ok) {
+  const int64_t unjudged = report.value("unjudged", int64_t{0});
+  const std::string without = unjudged == 0 ? "" : fmt::format("; {} elements of the output have none, since a value before them is not finite or may overflow", unjudged);
+  return fmt::format("verify: {} the derived bound{}\n", ok ? "inside" : "OUTSIDE", without);
 }
 
 // The library's report; y gets, or in a world holds, the output.
@@ -146,7 +162,7 @@ ExitCode verify_layer(const VerifyOptions& options, RankWorld* world) {
     all.update(json);
     print_json(all, options.output);
   } else {
-    print(job_text(job) + report_text(json) + (ok ? "verify: inside the derived bound\n" : "verify: OUTSIDE the derived bound\n"),
+    print(job_text(job) + report_text(json) + verdict_text(json, ok),
           options.output);
   }
   return verdict(ok);
@@ -201,7 +217,7 @@ std::string case_text(const TextLine& line, const Json& report) {
 }
 
 std::vector<TextLine> read_cases(const VerifyOptions& options) {
-  const std::vector<TextLine> lines = read_lines(options.cases);
+  const std::vector<TextLine> lines = read_lines("--cases", options.cases);
   if (lines.empty()) input_error(fmt::format("{}: holds no case", options.cases));
   return lines;
 }
@@ -266,7 +282,7 @@ Command add_verify(CLI::App& app) {
   auto options = std::make_shared<VerifyOptions>();
   CLI::App* parser = app.add_subcommand("verify", "Check a checkpoint's files, a layer's arithmetic, or a file of cases");
   CLI::Option* directory = parser->add_option("DIR", options->layer.directory, "checkpoint directory");
-  CLI::Option* layer = parser->add_option("--layer", options->layer.layer, "this layer only [all]")->check(CLI::Range(0, 1 << 20));
+  CLI::Option* layer = parser->add_option("--layer", options->layer.layer, "this layer only [all]")->check(whole_number_in(0, 1 << 20));
   CLI::Option* input =
       parser->add_option("--input", options->layer.input, "tokens as for run: compare the layer with the float64 reference")->needs(directory);
   CLI::Option* output = parser->add_option("--output", options->output, "also write what run would write")->needs(input);

@@ -79,9 +79,10 @@ MONOMOE_API monomoe_status monomoe_checkpoint_verify(const char* directory, int3
 
 // The layer against the float64 reference of the rounded weights (with the derived bound) and against exact dequantisation (information).
 // tokens as for monomoe_forward (y may be NULL: verify uses its own memory); placement may be NULL.
-// {"ok","stages":[{"stage","elements","outside_bound","worst":{...}}],"first_diverging_stage","cosine","calc_diff","worst":{...},
+// {"ok","stages":[{"stage","elements","outside_bound","unjudged","worst":{...}}],"first_diverging_stage","unjudged","cosine","calc_diff","worst":{...},
 //  "bitwise":{"checked","equal" or "why_not",...}, "exact_dequantisation":{"cosine","calc_diff","worst"}, "times":{...}}
-// bitwise: every stage against the contract's scalar code, where that takes seconds at most. A check that does not hold is "ok": false,
+// unjudged: elements whose bound is infinite though a number is wanted (docs/bounds.md); top level: of the output. cosine, calc_diff: null where no element is
+// finite on both sides. bitwise: every stage against the contract's scalar code, where that takes seconds at most. A check that does not hold is "ok": false,
 // not an error.
 MONOMOE_API monomoe_status monomoe_checkpoint_verify_run(monomoe_context* context, const monomoe_checkpoint* checkpoint, int32_t layer,
                                                          const monomoe_placement* placement, float swiglu_limit, int32_t topk,

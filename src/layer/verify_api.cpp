@@ -10,6 +10,7 @@
 #include "layer/arguments.hpp"
 #include "layer/checkpoint.hpp"
 #include "layer/error_state.hpp"
+#include "layer/machine.hpp"
 #include "layer/parallel.hpp"
 #include "layer/verify_layer.hpp"
 #include "layer/workspace.hpp"
@@ -53,10 +54,20 @@ std::vector<monomoe_tokens> case_tokens(const Case& c, const RandomLayer& random
   return tokens;
 }
 
+// The experts as random checkpoint tensors and packed. Pages are given out when they are first written, so too many would end the process instead of this call.
+Result<void> check_memory(const Case& c) {
+  const double wanted = 2.0 * static_cast<double>(c.problem.experts) * static_cast<double>(expert_layout(c.problem).bytes);
+  const int64_t there = available_memory_bytes();
+  if (there < 0 || wanted <= static_cast<double>(there)) return {};
+  return unavailable(fmt::format("the experts of this case need about {:.0f} GB of host memory, {:.0f} GB are available; give fewer or smaller experts",
+                                 wanted * 1e-9, static_cast<double>(there) * 1e-9));
+}
+
 Result<std::string> verify_case(const monomoe_context_options& options, const std::string& line) {
   auto parsed = parse_case(line);
   if (!parsed) return parsed.error();
   const Case& c = parsed.value();
+  if (auto fits = check_memory(c); !fits) return fits.error();
   monomoe_context_options own = options;
   own.struct_size = sizeof(own);
   own.num_ranks = static_cast<int32_t>(c.problem.ranks);
@@ -118,6 +129,7 @@ Result<std::string> verify_case_in_world(monomoe_world& world, const monomoe_con
   if (options.world_ranks != world.world->ranks() || options.rank != world.world->rank())
     return usage_error(fmt::format("options are of rank {} of {}, but this is rank {} of {}; complete them with monomoe_world_place", options.rank,
                                    options.world_ranks, world.world->rank(), world.world->ranks()));
+  if (auto fits = check_memory(c); !fits) return fits.error();
   auto output = make_world_memory(world, false, -1, c.tokens * c.problem.hidden * 2);
   if (!output) return output.error();
   const RandomLayer random = random_layer(c);

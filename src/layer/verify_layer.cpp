@@ -186,13 +186,17 @@ Json element(const WorstElement& worst, int64_t topk) {
   return json;
 }
 
+// A measure of closeness: null where no element is finite on both sides.
+Json measured(const Comparison& comparison, double value) { return comparison.elements > 0 && comparison.compared == 0 ? Json(nullptr) : Json(value); }
+
 Json stage_report(const char* name, const Comparison& comparison, int64_t topk) {
   return {{"stage", name},
           {"elements", comparison.elements},
           {"outside_bound", comparison.outside_bound},
+          {"unjudged", comparison.unjudged},
           {"worst", element(comparison.worst, topk)},
-          {"cosine", comparison.cosine},
-          {"rms_relative", comparison.rms_relative}};
+          {"cosine", measured(comparison, comparison.cosine)},
+          {"rms_relative", measured(comparison, comparison.rms_relative)}};
 }
 
 // Codes and scales of tokens are exact: the reference has the very same ones. Rows no slot wants are not made by the backend.
@@ -249,7 +253,10 @@ Json exact_report(const Run& run, const std::vector<double>& exact) {
   const Comparison comparison = compare_values(values_of_bf16(run.tokens.y), exact, {}, run.tokens.input.hidden);
   Json worst = element(comparison.worst, 0);
   if (worst.is_object()) worst.erase("bound");  // the rounding of the weights has none
-  return {{"cosine", comparison.cosine}, {"calc_diff", comparison.calc_diff}, {"rms_relative", comparison.rms_relative}, {"worst", worst}};
+  return {{"cosine", measured(comparison, comparison.cosine)},
+          {"calc_diff", measured(comparison, comparison.calc_diff)},
+          {"rms_relative", measured(comparison, comparison.rms_relative)},
+          {"worst", worst}};
 }
 
 Json times_report(const cpu::StageTimes& t) {
@@ -302,8 +309,9 @@ Result<std::string> verify_layer(const VerifyRequest& request) {
   }
   report["stages"] = stages;
   report["first_diverging_stage"] = diverging == stages.end() ? Json(nullptr) : (*diverging)["stage"];
-  report["cosine"] = output.cosine;
-  report["calc_diff"] = output.calc_diff;
+  report["unjudged"] = output.unjudged;
+  report["cosine"] = measured(output, output.cosine);
+  report["calc_diff"] = measured(output, output.calc_diff);
   report["worst"] = element(output.worst, 0);
   report["bitwise"] = bitwise.take();
   report["exact_dequantisation"] = exact_report(run, exact.value());

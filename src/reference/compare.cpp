@@ -29,8 +29,10 @@ double share_used(double got, double want, const double* bound) {
 
 struct Sums {
   double got_got = 0, want_want = 0, got_want = 0, difference = 0;
+  int64_t count = 0;
   void add(double got, double want) {
     if (!std::isfinite(got) || !std::isfinite(want)) return;
+    ++count;
     got_got += got * got;
     want_want += want * want;
     got_want += got * want;
@@ -65,11 +67,13 @@ Comparison compare_values(std::span<const double> got, std::span<const double> w
   for (int64_t i = 0; i < result.elements; ++i) {
     sums.add(got[i], want[i]);
     const double share = share_used(got[i], want[i], bounds.empty() ? nullptr : &bounds[i]);
+    if (!bounds.empty() && std::isinf(bounds[i]) && !std::isnan(want[i])) ++result.unjudged;
     if (share > 1 && !bounds.empty() && result.outside_bound++ == 0) result.first_outside = i;
     if (share <= worst_share) continue;
     worst_share = share;
     result.worst = {i / columns, i % columns, got[i], want[i], bounds.empty() ? 0.0 : bounds[i]};
   }
+  result.compared = sums.count;
   const double norms = std::sqrt(sums.got_got) * std::sqrt(sums.want_want);
   const double both = sums.got_got + sums.want_want;
   if (norms > 0) result.cosine = sums.got_want / norms;

@@ -18,6 +18,8 @@ struct Comparison {
   int64_t elements = 0;
   int64_t outside_bound = 0;
   int64_t first_outside = -1;  // flat index
+  int64_t unjudged = 0;        // without a finite bound, though the value wanted is a number
+  int64_t compared = 0;        // finite on both sides
   WorstElement worst;
   // Over elements that are finite on both sides; 1, 0 and 0 where both sides are all zero.
   double cosine = 1;

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/partial_name.hpp"
+#include "weights/replaced_file.hpp"
 #include "weights/safetensors.hpp"
 #include "weights/text.hpp"
 
@@ -91,11 +92,13 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path, std
                                                     const std::map<std::string, std::string>& metadata) {
   Result<Header> header = make_header(tensors, metadata);
   if (!header) return header.error();
+  Result<std::string> target = replaced_file(path);
+  if (!target) return target.error();
   SafetensorsWriter writer;
-  writer.path_ = path;
+  writer.path_ = target.take();
   writer.declared_ = header.value().data_bytes;
   for (int attempt = 0; attempt < kPartialAttempts && (attempt == 0 || errno == EEXIST) && writer.fd_ < 0; ++attempt) {
-    writer.partial_ = partial_name(path);
+    writer.partial_ = partial_name(writer.path_);
     writer.fd_ = ::open(writer.partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644);
   }
   if (writer.fd_ < 0) return write_error("create", writer.partial_);

@@ -66,6 +66,32 @@ class Usage(RunErrors):
                      says=("does not exist",))
         self.refused(USAGE, "run", checkpoint, "--layer", 0, "--input", tokens, "--output", self.folder, says=("no regular file",))
 
+    def test_output_through_links(self):
+        checkpoint, tokens = self.checkpoint(), self.tokens()
+        (self.folder / "data").mkdir()
+        real, link = self.folder / "data" / "real.safetensors", self.folder / "link.safetensors"
+        real.write_bytes(b"old")
+        link.symlink_to("data/real.safetensors")
+        self.good("run", checkpoint, "--layer", 0, "--input", tokens, "--output", link)
+        self.assertTrue(link.is_symlink())
+        self.assertGreater(real.stat().st_size, 100)
+        for name, target in (("dangling", "nowhere"), ("loop", "loop"), ("other", "dangling")):
+            (self.folder / name).symlink_to(target)
+            self.refused(USAGE, "run", checkpoint, "--layer", 0, "--input", tokens, "--output", self.folder / name, says=(name, "link to nothing"))
+            self.assertTrue((self.folder / name).is_symlink())
+        (self.folder / "system").symlink_to("/dev/stdout")
+        for output in ("/dev/stdout", self.folder / "system", "/proc/self/fd/1"):
+            with self.subTest(output):
+                self.refused(USAGE, "run", checkpoint, "--layer", 0, "--input", tokens, "--output", output, says=("--output", "name a file"))
+        self.assertTrue(Path("/dev/stdout").is_symlink())
+
+    def test_whole_numbers(self):
+        for word in ("1.5", "abc", "0x4", "+4", "", "4,4"):
+            with self.subTest(word):
+                self.run_refused(USAGE, "--ranks", word, says=("--ranks",))
+        self.run_refused(USAGE, "--ranks", "1.5", says=("'1.5' is no whole number, wanted 1 to 64",))
+        self.run_refused(USAGE, "--ranks", 99, says=("99 not in range 1 to 64",))
+
     def test_missing_arguments(self):
         self.refused(USAGE, "run", says=("run --help",))
         self.refused(USAGE, "run", self.checkpoint(), "--input", self.tokens(), "--output", self.output, says=("--layer",))

@@ -1,9 +1,10 @@
 """monomoe verify: files and values, a layer against the float64 reference, and files of cases."""
 
 import json
+import re
 import unittest
 
-from support import (BAD_INPUT, CHECK_FAILED, CONFIG, OK, TOKENS, USAGE, CliTest, f32, layer_tensors, read_file, token_tensors, write_checkpoint,
+from support import (BAD_INPUT, CHECK_FAILED, CONFIG, OK, TOKENS, UNAVAILABLE, USAGE, CliTest, f32, layer_tensors, read_file, token_tensors, write_checkpoint,
                      write_file)
 
 
@@ -20,7 +21,8 @@ class Files(CliTest):
         report = self.call("verify", checkpoint, "--json")
         self.assertEqual(report.returncode, CHECK_FAILED)
         self.assertFalse(json.loads(report.stdout)["ok"])
-        self.assertEqual(len(json.loads(report.stdout)["problems"]), len(lines))
+        more = sum(int(count) for count in re.findall(r"and (\d+) more problems of this file", result.stdout))
+        self.assertEqual(len(json.loads(report.stdout)["problems"]), len([line for line in lines if "more problems of this file" not in line]) + more)
         return lines
 
     def test_sound(self):
@@ -70,9 +72,12 @@ class Files(CliTest):
         checkpoint = self.checkpoint()
         index = {f"layers.{n}.x": "gone.safetensors" for n in range(10100)}
         (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-        problems = self.problems(checkpoint)  # the file and its tensors
-        self.assertEqual(len(problems), 10001)
-        self.assertIn("and 101 more problems", problems[-1])
+        lines = self.problems(checkpoint)
+        self.assertEqual(len(lines), 20 + 1 + 1)  # the file and the first of its tensors; those of the file in JSON; those in neither
+        self.assertIn("gone.safetensors: and 9980 more problems of this file; --json lists them", lines[-1])
+        listed = json.loads(self.call("verify", checkpoint, "--json").stdout)["problems"]
+        self.assertEqual(len(listed), 10001)
+        self.assertIn("and 101 more problems", listed[-1]["what"])
 
     def test_directory_that_is_none(self):
         self.refused(BAD_INPUT, "verify", self.folder / "nowhere", says=("nowhere",))
@@ -117,6 +122,17 @@ class Layer(CliTest):
             self.assertIn(word, text)
         self.assertEqual(read_file(output), ran)
 
+    def test_what_has_no_bound_is_told(self):
+        tensors = token_tensors()
+        kind, shape, values = tensors["x"]
+        tokens = self.folder / "huge.safetensors"
+        write_file(tokens, tensors | {"x": (kind, shape, b"\x7f\x7f" * (len(values) // 2))})
+        arguments = ("verify", self.checkpoint(), "--layer", 0, "--input", tokens)
+        report = json.loads(self.good(*arguments, "--json"))
+        elements = next(stage["elements"] for stage in report["stages"] if stage["stage"] == "output")
+        self.assertEqual((report["unjudged"], report["cosine"], report["calc_diff"]), (elements, None, None))
+        self.assertIn(f"inside the derived bound; {elements} elements of the output have none", self.good(*arguments))
+
     def test_refusals(self):
         checkpoint, tokens = self.checkpoint(), self.tokens()
         self.refused(USAGE, "verify", checkpoint, "--input", tokens, says=("--layer",))
@@ -160,7 +176,9 @@ class Cases(CliTest):
             self.assertIn(word, result.stderr)
 
     def test_files(self):
-        self.refused(BAD_INPUT, "verify", "--cases", self.folder / "none.txt", says=("none.txt",))
+        self.refused(BAD_INPUT, "verify", "--cases", self.folder / "none.txt", says=("--cases", "none.txt"))
+        huge = self.cases("experts=1024 topk=1 tokens=3 hidden=65536 inter=65536 w=fp8\n")
+        self.refused(UNAVAILABLE, "verify", "--cases", huge, says=("GB of host memory", "fewer or smaller experts"))
         self.refused(BAD_INPUT, "verify", "--cases", self.cases("# nothing\n"), says=("cases.txt", "no case"))
         self.refused(USAGE, "verify", self.checkpoint(), "--cases", self.cases(self.GOOD.format("fp8")), says=("--cases",))
 

@@ -36,6 +36,14 @@ TEST(CompareValues, NanMustMeetNan) {
   EXPECT_EQ(compare_values(std::vector{1.0, 1.0, 1.0, 5.0, 0.0}, std::vector{1.0, 1.0, 1.0, kNan, 0.0}, bounds, 5).outside_bound, 1);
 }
 
+TEST(CompareValues, ElementsWithoutABoundAreCounted) {
+  const Comparison c = compare_values(std::vector{kNan, 1.0, kNan, 2.0}, std::vector{3.0, 1.0, kNan, 2.0}, std::vector{kInf, 1.0, kInf, kInf}, 4);
+  EXPECT_TRUE(c.ok());
+  EXPECT_EQ(c.unjudged, 2);  // of the third a NaN is wanted, and that is judged
+  EXPECT_EQ(c.compared, 2);
+  EXPECT_EQ(compare_values(std::vector{kNan}, std::vector{3.0}, {}, 1).compared, 0);
+}
+
 TEST(CompareValues, ZeroBoundWantsEquality) {
   EXPECT_TRUE(compare_values(std::vector{0.0, -0.0}, std::vector{0.0, 0.0}, std::vector{0.0, 0.0}, 2).ok());
   EXPECT_EQ(compare_values(std::vector{0.0, 1e-300}, std::vector{0.0, 0.0}, std::vector{0.0, 0.0}, 2).outside_bound, 1);

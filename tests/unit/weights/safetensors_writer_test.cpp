@@ -114,6 +114,27 @@ TEST(SafetensorsWriter, WritersOfOneFileDoNotMeetAndTheLastToFinishWins) {
   EXPECT_EQ(dir.read("out.partial"), "the user's");
 }
 
+TEST(SafetensorsWriter, ALinkStaysAndWhatItLeadsToIsWritten) {
+  namespace fs = std::filesystem;
+  TempDir dir;
+  fs::create_directory(dir.file("data"));
+  fs::create_symlink("data/real.safetensors", dir.file("first"));
+  fs::create_symlink("first", dir.file("second"));
+  expect_error(SafetensorsWriter::create(dir.file("second"), {{"x", DType::U8, {1}}}), {"second is a link to nothing"});
+  dir.write("data/real.safetensors", "old");
+  const Bytes one{7};
+  const NamedTensor tensor{{"x", DType::U8, {1}}, one};
+  ASSERT_TRUE(write_safetensors(dir.file("second"), std::span(&tensor, 1)).ok());
+  EXPECT_TRUE(fs::is_symlink(dir.file("second")) && fs::is_symlink(dir.file("first")));
+  const Result<SafetensorsFile> file = SafetensorsFile::open(dir.file("data/real.safetensors"));
+  ASSERT_TRUE(file.ok()) << file.error().message;
+  EXPECT_EQ(file.value().find("x")->data[0], 7);
+  fs::create_symlink("loop", dir.file("loop"));
+  expect_error(SafetensorsWriter::create(dir.file("loop"), {{"x", DType::U8, {1}}}), {"loop is a link that leads nowhere"});
+  fs::create_symlink("/proc/self/fd/1", dir.file("system"));
+  expect_error(SafetensorsWriter::create(dir.file("system"), {{"x", DType::U8, {1}}}), {"/proc/self/fd/1, a link of the system"});
+}
+
 TEST(SafetensorsWriter, NamesThatAreNotUtf8OrEmptyAreRefused) {
   TempDir dir;
   for (const char* name : {"a\xff", "\xc0\xaf", "\xed\xa0\x80", "cut\xe2\x82"}) {
