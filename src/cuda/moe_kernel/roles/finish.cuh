@@ -39,6 +39,23 @@ __device__ __forceinline__ void take_results(SharedStorage<C>& smem, const Block
   }
 }
 
+// Gate and up of four neighbouring channels of a token; place: gate_up_place of the first.
+struct FourChannels {
+  float gate[4], up[4];
+};
+__device__ __forceinline__ FourChannels load_four_channels(uint32_t place) {
+  const uint4 first = ptx::load_shared_16(place), second = ptx::load_shared_16(place ^ 16);
+  return {{bits_float(first.x), bits_float(first.z), bits_float(second.x), bits_float(second.z)},
+          {bits_float(first.y), bits_float(first.w), bits_float(second.y), bits_float(second.w)}};
+}
+__device__ __forceinline__ GateUp scaled(const BlockTask& task, const FourChannels& v, int k) { return {mul_rn(v.gate[k], task.multiplier[0]), mul_rn(v.up[k], task.multiplier[1])}; }
+
+// The four codes of a word.
+__device__ __forceinline__ uint32_t encode_four(const float (&h)[4], float inverse, bool finite) {
+  const uint32_t word = ptx::encode_e4m3_pair(mul_rn(h[0], inverse), mul_rn(h[1], inverse)) | ptx::encode_e4m3_pair(mul_rn(h[2], inverse), mul_rn(h[3], inverse)) << 16;
+  return finite ? word : 0u;
+}
+
 // A token's 128 channels, a lane four: those of one word of codes, which are logical k 32t' + 8i + 4h' + b' of physical byte 32i + 16h' + 4t' + b'
 // (numerics/tensor_core.h).
 template <class C>
@@ -52,18 +69,13 @@ __device__ __forceinline__ void finish_gemm1(const Params& params, SharedStorage
   take_results<kGemm1ResultTokens>(smem, task, rings, lane, [&](uint32_t slot, int i) {
     const int row = token_of_warp<kGemm1ResultTokens>(warp, i);
     if (row >= task.count) return;
-    const uint32_t place = slot + gate_up_place(row % kGemm1ResultTokens, channel);
-    const uint4 first = ptx::load_shared_16(place), second = ptx::load_shared_16(place ^ 16);
-    const float gate[4] = {bits_float(first.x), bits_float(first.z), bits_float(second.x), bits_float(second.z)};
-    const float up[4] = {bits_float(first.y), bits_float(first.w), bits_float(second.y), bits_float(second.w)};
+    const FourChannels v = load_four_channels(slot + gate_up_place(row % kGemm1ResultTokens, channel));
     float h[4];
-    swiglu_all([&](int k) { return GateUp{mul_rn(gate[k], task.multiplier[0]), mul_rn(up[k], task.multiplier[1])}; }, params.swiglu_limit, h);
+    swiglu_all([&](int k) { return scaled(task, v, k); }, params.swiglu_limit, h);
     const uint32_t largest = __reduce_max_sync(0xFFFFFFFFu, max(max(magnitude_bits(h[0]), magnitude_bits(h[1])), max(magnitude_bits(h[2]), magnitude_bits(h[3]))));
     const bool finite = largest < kFp32InfinityBits;
     const ActivationScale s = activation_scale(bits_float(largest), finite);
-    const uint32_t word = ptx::encode_e4m3_pair(mul_rn(h[0], s.inverse), mul_rn(h[1], s.inverse)) |
-                          ptx::encode_e4m3_pair(mul_rn(h[2], s.inverse), mul_rn(h[3], s.inverse)) << 16;
-    *reinterpret_cast<uint32_t*>(codes + row * kBlockK + ((lane / 4 ^ (row & 7)) << 4) + lane % 4 * 4) = finite ? word : 0u;
+    *reinterpret_cast<uint32_t*>(codes + row * kBlockK + ((lane / 4 ^ (row & 7)) << 4) + lane % 4 * 4) = encode_four(h, s.inverse, finite);
     const float own_weight = __shfl_sync(0xFFFFFFFFu, weight, i);
     if (lane == 0) scales[row * kUnits] = route_scale(s.scale, own_weight);
   });

@@ -27,18 +27,10 @@ __device__ __forceinline__ void finish_middle_gemm1(const Params& params, Shared
   for (int half = 0; half < 2; ++half) {
     take_results<kGemm1HalfTokens, kTokensAtOnce>(smem, task, rings, lane, [&](uint32_t slot, int i) {
       const int mine = i + lane / kLanesOfToken, row = token_of_warp<kGemm1HalfTokens>(warp, mine);
-      const uint32_t place = slot + gate_up_place<kHalfRows>(row % kGemm1HalfTokens, channel);
-      const uint4 low = ptx::load_shared_16(place), high = ptx::load_shared_16(place ^ 16);
-      const float gate[4] = {bits_float(low.x), bits_float(low.z), bits_float(high.x), bits_float(high.z)};
-      const float up[4] = {bits_float(low.y), bits_float(low.w), bits_float(high.y), bits_float(high.w)};
+      const FourChannels v = load_four_channels(slot + gate_up_place<kHalfRows>(row % kGemm1HalfTokens, channel));
       const bool live = row < task.count;
       float h[4];
-      swiglu_all(
-          [&](int k) {
-            if (!live) return GateUp{1.0f, 1.0f};
-            return GateUp{mul_rn(gate[k], task.multiplier[0]), mul_rn(up[k], task.multiplier[1])};
-          },
-          params.swiglu_limit, h);
+      swiglu_all([&](int k) { return live ? scaled(task, v, k) : GateUp{1.0f, 1.0f}; }, params.swiglu_limit, h);
       if (half == 0) {
         if (live) __stcg(kept_channels(params, row, lane), make_float4(h[0], h[1], h[2], h[3]));
         return;
@@ -52,16 +44,11 @@ __device__ __forceinline__ void finish_middle_gemm1(const Params& params, Shared
       for (int step = 1; step < kLanesOfToken; step *= 2) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, step));
       const bool finite = largest < kFp32InfinityBits;
       const ActivationScale s = activation_scale(bits_float(largest), finite);
-      const auto encode = [&](const float(&v)[4]) {
-        const uint32_t both = ptx::encode_e4m3_pair(mul_rn(v[0], s.inverse), mul_rn(v[1], s.inverse)) |
-                              ptx::encode_e4m3_pair(mul_rn(v[2], s.inverse), mul_rn(v[3], s.inverse)) << 16;
-        return finite ? both : 0u;
-      };
       const float own_weight = __shfl_sync(0xFFFFFFFFu, weight, mine);
       if (!live) return;
       auto* to = reinterpret_cast<uint32_t*>(codes + row * kBlockK + ((piece ^ (row & 7)) << 4)) + word;
-      to[0] = encode(first);
-      to[2] = encode(h);
+      to[0] = encode_four(first, s.inverse, finite);
+      to[2] = encode_four(h, s.inverse, finite);
       if (lane % kLanesOfToken == 0) scales[row] = route_scale(s.scale, own_weight);
     });
   }
