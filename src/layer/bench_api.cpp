@@ -219,15 +219,11 @@ Result<void> prepare_workspace(monomoe_bench& bench, cuda::LaunchVariant launch)
   return {};
 }
 
-// Rows in and out of the first and the last run, of all ranks, who are on one machine. Pages are given out when they are first written, so too many
-// would end the process instead of this call.
+// Rows in and out of the first and the last run, of all ranks, who are on one machine.
 Result<void> check_memory(const Problem& p, std::span<const int64_t> tokens) {
-  const double rows = static_cast<double>(std::accumulate(tokens.begin(), tokens.end(), int64_t{0}));
-  const double wanted = 3 * rows * static_cast<double>(p.hidden) * sizeof(uint16_t);
-  const int64_t there = available_memory_bytes();
-  if (there < 0 || wanted <= static_cast<double>(there)) return {};
-  return unavailable(fmt::format("the rows of {} tokens need {:.0f} GB of host memory, {:.0f} GB are available; give fewer tokens or ranks",
-                                 static_cast<int64_t>(rows), wanted * 1e-9, static_cast<double>(there) * 1e-9));
+  const int64_t rows = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
+  const double wanted = 3.0 * static_cast<double>(rows) * static_cast<double>(p.hidden) * sizeof(uint16_t);
+  return require_memory(wanted, fmt::format("the rows of {} tokens", rows), "give fewer tokens or ranks");
 }
 
 Result<std::string> measure(monomoe_bench& bench, const BenchCall& call) {

@@ -1,6 +1,8 @@
 // Reads /proc.
 #include "layer/machine.hpp"
 
+#include <fmt/format.h>
+
 #include <cstdlib>
 #include <fstream>
 
@@ -30,5 +32,11 @@ int64_t memory_bytes(const std::string& key) {
 std::string cpu_model() { return proc_value("/proc/cpuinfo", "model name"); }
 int64_t total_memory_bytes() { return memory_bytes("MemTotal"); }
 int64_t available_memory_bytes() { return memory_bytes("MemAvailable"); }
+
+Result<void> require_memory(double bytes, std::string_view what, std::string_view remedy) {
+  const int64_t there = available_memory_bytes();
+  if (there < 0 || bytes <= static_cast<double>(there)) return {};
+  return unavailable(fmt::format("{} need {:.0f} GB of host memory, {:.0f} GB are available; {}", what, bytes * 1e-9, static_cast<double>(there) * 1e-9, remedy));
+}
 
 }  // namespace monomoe::layer

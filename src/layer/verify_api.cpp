@@ -54,13 +54,10 @@ std::vector<monomoe_tokens> case_tokens(const Case& c, const RandomLayer& random
   return tokens;
 }
 
-// The experts as random checkpoint tensors and packed. Pages are given out when they are first written, so too many would end the process instead of this call.
+// The experts as random checkpoint tensors and packed.
 Result<void> check_memory(const Case& c) {
   const double wanted = 2.0 * static_cast<double>(c.problem.experts) * static_cast<double>(expert_layout(c.problem).bytes);
-  const int64_t there = available_memory_bytes();
-  if (there < 0 || wanted <= static_cast<double>(there)) return {};
-  return unavailable(fmt::format("the experts of this case need about {:.0f} GB of host memory, {:.0f} GB are available; give fewer or smaller experts",
-                                 wanted * 1e-9, static_cast<double>(there) * 1e-9));
+  return require_memory(wanted, "the experts of this case", "give fewer or smaller experts");
 }
 
 Result<std::string> verify_case(const monomoe_context_options& options, const std::string& line) {
