@@ -34,6 +34,16 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t par
       : "memory");
   return done != 0;
 }
+// The same without waiting.
+__device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
 __device__ __forceinline__ void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // Orders this thread's shared-memory accesses before later ones of the async proxy (WGMMA, bulk copies).

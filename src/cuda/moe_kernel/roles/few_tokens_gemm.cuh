@@ -105,37 +105,36 @@ struct FewTokensLoop {
     }
   }
 
-  // scales: shared address of this thread's first token's. What lies past the last K block is loaded and expanded for nothing: cheaper than branches.
+  // tokens_low: of the tokens' descriptor; the shuffle tells the compiler that it is the same for all lanes. scales: shared address of this thread's first token's. Whether the next K block's
+  // weights are here is asked before the WGMMAs, and the answer needed after them: asking takes 75 cycles. After the last K block its own codes are loaded and expanded once more, for nothing:
+  // cheaper than branches.
   __device__ __forceinline__ void k_block(uint32_t tokens_low, uint32_t scales, bool more) {
+    tokens_low = __shfl_sync(0xFFFFFFFFu, tokens_low, 0);
     auto next = slot;
-    next.advance(halves);
-    issue(0, tokens_low);
-    if constexpr (C::is_fp8) rings.template release<kWeightArrivals>(lane);
+    next.advance(more ? halves : 0);
+    const bool here = ptx::mbarrier_test_wait(smem.weights_full_at(next.slot), next.phase);
 #pragma unroll
     for (int j = 0; j < kTokens / 8; ++j) {
       const uint32_t place = scales + j * 8 * kTokenScaleBytes;
       scale[j] = make_float2(__uint_as_float(ptx::load_shared_4(place)), __uint_as_float(ptx::load_shared_4(place + kTokenScaleBytes)));
     }
-    if (more) await_weights(next);
-    if constexpr (!C::is_fp8) {
-      load(next, 0);
-      expand(1);
-      // All weights of the K block are in registers. The arrival hangs on the last values that were loaded, so that no load can be overtaken: a word's four codes have
-      // one scale, and none makes 0x7F (a NaN) and 0x01.
-      if (a[1][0] != 0x7F017F01u && a[1][15] != 0x7F017F01u) rings.held_weights = smem.weights_empty_at(slot.slot);
-      rings.template release<kWeightArrivals>(lane);
-      look_up(0);
-    }
+    issue(0, tokens_low);
+    if constexpr (C::is_fp8) rings.template release_converged<kWeightArrivals>(lane);
+    else expand(1);
+    wait_barrier_asked(here, smem.weights_full_at(next.slot), next.phase);
+    if constexpr (!C::is_fp8) load(next, 0);
     promote(0);
     issue(1, tokens_low);
+    rings.held_weights = smem.weights_empty_at(slot.slot);
     if constexpr (!C::is_fp8) {
+      look_up(0);
+      rings.template release_converged<kWeightArrivals>(lane);  // what these WGMMAs multiply was made of the slot's last codes
       load(next, 1);
       expand(0);
       look_up(1);
     }
     promote(1);
     if constexpr (C::is_fp8) {
-      rings.held_weights = smem.weights_empty_at(slot.slot);
       blocks.gate += more;
       blocks.load(row_scale);
     }
@@ -162,20 +161,27 @@ __device__ __forceinline__ void few_tokens_sums(const Params& params, SharedStor
   FewTokensLoop<C, kTokens> loop{smem, rings, sums, static_cast<uint32_t>(halves), thread, lane, slot};
   if constexpr (C::is_fp8) loop.blocks = block_scales(params, task, warpgroup);
   loop.begin();
-  for (int left = k_blocks; left > 0; left -= kUnits) {
-    wait_tokens(smem, rings, gathered);
-    if (left == k_blocks) trace_time(params, smem, TraceTime::kDataHere);
+  wait_tokens(smem, rings, gathered);
+  trace_time(params, smem, TraceTime::kDataHere);
+  for (int left = k_blocks;;) {
+    auto next = rings.tokens;
+    next.advance();
+    const bool here = ptx::mbarrier_test_wait(smem.tokens_full_at(next.slot), next.phase);
     uint32_t tokens_low = ptx::descriptor_low(smem.tokens_at(rings.tokens.slot));
     uint32_t scales = smem.scales_at(rings.tokens.slot) + lane % 4 * 2 * kTokenScaleBytes;
-    const int units = min(left, kUnits);
+    const int end = max(left - kUnits, 0);
 #pragma unroll 1
-    for (int unit = 0; unit < units; ++unit) {
-      loop.k_block(tokens_low, scales, left - unit > 1);
+    do {
+      --left;
+      loop.k_block(tokens_low, scales, left > 0);
       tokens_low += kUnitBytes / 16;
       scales += 4;
-    }
+    } while (left > end);
     rings.held_tokens = smem.tokens_empty_at(rings.tokens.slot);
-    rings.tokens.advance();
+    rings.tokens = next;
+    if (left == 0) break;
+    wait_barrier_asked(here, smem.tokens_full_at(next.slot), next.phase);
+    ptx::fence_proxy_async_smem();  // of gathered rows; a branch around it costs more
   }
 }
 

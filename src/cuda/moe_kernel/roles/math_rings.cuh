@@ -28,6 +28,11 @@ struct MathRings {
   template <int kArrivals = 1>
   __device__ __forceinline__ void release(int lane) {
     __syncwarp();
+    release_converged<kArrivals>(lane);
+  }
+  // Straight after WGMMAs were issued, which a warp does as one.
+  template <int kArrivals = 1>
+  __device__ __forceinline__ void release_converged(int lane) {
     ptx::mbarrier_arrive_if(held_weights, kArrivals, lane == 0 && held_weights != 0);
     ptx::mbarrier_arrive_if(held_tokens, 1, lane == 0 && held_tokens != 0);
     held_weights = held_tokens = 0;

@@ -38,21 +38,14 @@ struct MiddleTokensLoop {
     expand_fragment<Shift::kByMultiplier>(to, codes, tables);
     pin(to);
   }
-  // The slot whose codes have become `values`, and on to the next. The arrival hangs on the last values that were loaded, so that no load can be overtaken: a word's four codes
-  // have one scale, and none makes 0x7F (a NaN) and 0x01.
-  __device__ __forceinline__ void give_back(const uint32_t (&values)[16]) {
-    if (values[0] != 0x7F017F01u && values[15] != 0x7F017F01u) rings.held_weights = smem.weights_empty_at(rings.weights.slot);
-    rings.weights.advance();
-  }
-
   // What comes before the first K block's WGMMAs.
   __device__ __forceinline__ void begin() {
     await_weights();
     load();
     look_up();
     expand(a[0]);
-    give_back(a[0]);
-    rings.release(lane);
+    rings.held_weights = smem.weights_empty_at(rings.weights.slot);
+    rings.weights.advance();
     if (left > 1) await_weights();
     load();
     look_up();
@@ -95,12 +88,16 @@ struct MiddleTokensLoop {
 
   // One K block. weights: its fragments; next: of the one after it. scales: shared address of this thread's first token's.
   __device__ __forceinline__ void k_block(const uint32_t (&weights)[16], uint32_t (&next)[16], uint32_t tokens_low, uint32_t scales) {
-    issue(weights, tokens_low);
     --left;
+    auto ahead = rings.weights;
+    if (left > 0) ahead.advance();
+    const bool here = ptx::mbarrier_test_wait(smem.weights_full_at(ahead.slot), ahead.phase) || left <= 1;
+    issue(weights, tokens_low);
+    rings.release_converged(lane);  // what these WGMMAs multiply was made of the slot's codes
     expand(next);
-    if (left > 0) give_back(next);
-    rings.release(lane);
-    if (left > 1) await_weights();
+    if (left > 0) rings.held_weights = smem.weights_empty_at(rings.weights.slot);
+    rings.weights = ahead;
+    wait_barrier_asked(here, smem.weights_full_at(ahead.slot), ahead.phase);
     load();
     promote<0>(scales);
     look_up();
@@ -118,15 +115,21 @@ __device__ __forceinline__ void middle_tokens_half(const Params& params, SharedS
 #pragma unroll
     for (int j = 0; j < kPart / 2; ++j) loop.sums.value[part][j] = 0.0f;
   }
-  for (int left = k_blocks; left > 0; left -= 2) {
-    wait_tokens(smem, rings, false);
-    if (half == 0 && left == k_blocks) trace_time(params, smem, TraceTime::kDataHere);
-    const uint32_t tokens_low = ptx::descriptor_low(smem.tokens_at(rings.tokens.slot));
+  wait_tokens(smem, rings, false);
+  if (half == 0) trace_time(params, smem, TraceTime::kDataHere);
+  for (int left = k_blocks;;) {
+    auto next = rings.tokens;
+    next.advance();
+    const bool here = ptx::mbarrier_test_wait(smem.tokens_full_at(next.slot), next.phase);
+    const uint32_t tokens_low = __shfl_sync(0xFFFFFFFFu, ptx::descriptor_low(smem.tokens_at(rings.tokens.slot)), 0);
     const uint32_t scales = smem.scales_at(rings.tokens.slot) + loop.lane % 4 * 8;
     loop.k_block(loop.a[0], loop.a[1], tokens_low, scales);
     if (left > 1) loop.k_block(loop.a[1], loop.a[0], tokens_low + kMiddleTokens * kBlockK / 16, scales + kMiddleTokens * 4);
     rings.held_tokens = smem.tokens_empty_at(rings.tokens.slot);
-    rings.tokens.advance();
+    rings.tokens = next;
+    left -= 2;
+    if (left <= 0) break;
+    wait_barrier_asked(here, smem.tokens_full_at(next.slot), next.phase);
   }
   if (k_blocks % 2 != 0) {  // the next half begins with a stage
 #pragma unroll

@@ -55,7 +55,12 @@ __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t phase) {
   }
 }
 
-// The same for a role that runs ahead: it leaves the issue slots to the others while it waits.
+// The same for a whole warp that has asked before: `here` is the answer of its mbarrier_test_wait. The vote spares the compiler a point where lanes meet.
+__device__ __forceinline__ void wait_barrier_asked(bool here, uint32_t barrier, uint32_t phase) {
+  while (!__all_sync(0xFFFFFFFFu, here)) here = ptx::mbarrier_try_wait(barrier, phase);
+}
+
+// The same as wait_barrier for a role that runs ahead: it leaves the issue slots to the others while it waits.
 __device__ __forceinline__ void wait_barrier_patiently(uint32_t barrier, uint32_t phase) {
   while (!ptx::mbarrier_try_wait(barrier, phase)) __nanosleep(40);
 }
