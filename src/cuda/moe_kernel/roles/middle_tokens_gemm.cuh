@@ -118,18 +118,15 @@ __device__ __forceinline__ void middle_tokens_half(const Params& params, SharedS
   wait_tokens(smem, rings, false);
   if (half == 0) trace_time(params, smem, TraceTime::kDataHere);
   for (int left = k_blocks;;) {
-    auto next = rings.tokens;
-    next.advance();
-    const bool here = ptx::mbarrier_test_wait(smem.tokens_full_at(next.slot), next.phase);
-    const uint32_t tokens_low = __shfl_sync(0xFFFFFFFFu, ptx::descriptor_low(smem.tokens_at(rings.tokens.slot)), 0);
+    const uint32_t tokens_low = __shfl_sync(0xFFFFFFFFu, ptx::descriptor_low(smem.tokens_at(rings.tokens.slot)), 0);  // for all lanes, as in few_tokens_gemm.cuh
     const uint32_t scales = smem.scales_at(rings.tokens.slot) + loop.lane % 4 * 8;
     loop.k_block(loop.a[0], loop.a[1], tokens_low, scales);
     if (left > 1) loop.k_block(loop.a[1], loop.a[0], tokens_low + kMiddleTokens * kBlockK / 16, scales + kMiddleTokens * 4);
     rings.held_tokens = smem.tokens_empty_at(rings.tokens.slot);
-    rings.tokens = next;
+    rings.tokens.advance();
     left -= 2;
     if (left <= 0) break;
-    wait_barrier_asked(here, smem.tokens_full_at(next.slot), next.phase);
+    wait_tokens(smem, rings, false);
   }
   if (k_blocks % 2 != 0) {  // the next half begins with a stage
 #pragma unroll
