@@ -52,7 +52,6 @@ struct FewTokensLoop {
   PackedCodes codes[kRowBlocks];
   ScaleTables tables;
 
-  __device__ __forceinline__ void await_weights(RingCursor<C::kWeightSlots> of) { wait_barrier(smem.weights_full_at(of.slot), of.phase); }
   __device__ __forceinline__ void load(RingCursor<C::kWeightSlots> from, int m) { codes[m] = load_codes(smem.weights_at(from.slot), m, thread); }
   __device__ __forceinline__ void look_up(int m) { tables = look_up_tables(smem.tables_at(), codes[m].scales); }
   // Not before the WGMMAs that read the old values have ended: the first pin keeps those where they are until here.
@@ -64,7 +63,7 @@ struct FewTokensLoop {
 
   // What comes before the first K block's WGMMAs.
   __device__ __forceinline__ void begin() {
-    await_weights(slot);
+    wait_barrier(smem.weights_full_at(slot.slot), slot.phase);
     if constexpr (C::is_fp8) {
       blocks.load(row_scale);
     } else {
@@ -105,11 +104,10 @@ struct FewTokensLoop {
     }
   }
 
-  // tokens_low: of the tokens' descriptor; the shuffle tells the compiler that it is the same for all lanes. scales: shared address of this thread's first token's. Whether the next K block's
-  // weights are here is asked before the WGMMAs, and the answer needed after them: asking takes 75 cycles. After the last K block its own codes are loaded and expanded once more, for nothing:
-  // cheaper than branches.
+  // tokens_low: of the tokens' descriptor. scales: shared address of this thread's first token's. Whether the next K block's weights are here is asked before the WGMMAs, and the
+  // answer needed after them: it takes 75 cycles. After the last K block its own codes are loaded and expanded once more, for nothing: cheaper than branches.
   __device__ __forceinline__ void k_block(uint32_t tokens_low, uint32_t scales, bool more) {
-    tokens_low = __shfl_sync(0xFFFFFFFFu, tokens_low, 0);
+    tokens_low = ptx::uniform(tokens_low);
     auto next = slot;
     next.advance(more ? halves : 0);
     const bool here = ptx::mbarrier_test_wait(smem.weights_full_at(next.slot), next.phase);
@@ -181,7 +179,7 @@ __device__ __forceinline__ void few_tokens_sums(const Params& params, SharedStor
     rings.tokens = next;
     if (left == 0) break;
     wait_barrier_asked(here, smem.tokens_full_at(next.slot), next.phase);
-    ptx::fence_proxy_async_smem();  // of gathered rows; a branch around it costs more
+    ptx::fence_proxy_async_smem();  // for gathered rows; a branch around it would take as long
   }
 }
 

@@ -38,6 +38,7 @@ struct MiddleTokensLoop {
     expand_fragment<Shift::kByMultiplier>(to, codes, tables);
     pin(to);
   }
+
   // What comes before the first K block's WGMMAs.
   __device__ __forceinline__ void begin() {
     await_weights();
@@ -118,7 +119,7 @@ __device__ __forceinline__ void middle_tokens_half(const Params& params, SharedS
   wait_tokens(smem, rings, false);
   if (half == 0) trace_time(params, smem, TraceTime::kDataHere);
   for (int left = k_blocks;;) {
-    const uint32_t tokens_low = __shfl_sync(0xFFFFFFFFu, ptx::descriptor_low(smem.tokens_at(rings.tokens.slot)), 0);  // for all lanes, as in few_tokens_gemm.cuh
+    const uint32_t tokens_low = ptx::uniform(ptx::descriptor_low(smem.tokens_at(rings.tokens.slot)));
     const uint32_t scales = smem.scales_at(rings.tokens.slot) + loop.lane % 4 * 8;
     loop.k_block(loop.a[0], loop.a[1], tokens_low, scales);
     if (left > 1) loop.k_block(loop.a[1], loop.a[0], tokens_low + kMiddleTokens * kBlockK / 16, scales + kMiddleTokens * 4);
